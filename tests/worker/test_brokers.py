@@ -91,48 +91,46 @@ def test_task_of_a_killed_worker_runs_again_after_the_lease(doomed: Shop, order:
     assert second.started_at - killed.started_at >= LEASE
 
 
-class TestConnectionLost:
-    """The message is redelivered, to the worker that runs it or to another one."""
+# The message is redelivered, to the worker that runs it or to another one.
+def test_redelivered_message_causes_no_second_execution(
+    rabbitmq: RabbitMQ, shop: Shop, order: str
+) -> None:
+    result = shop.ledger.start(pack, order)
+    rabbitmq.close_connections()
+    shop.ledger.wait_for_signal(result.id, "conflicted")
+    assert result.state == "PENDING", "the copy has stored no state"
+    shop.ledger.release(order)
 
-    def test_redelivered_message_causes_no_second_execution(
-        self, rabbitmq: RabbitMQ, shop: Shop, order: str
-    ) -> None:
-        result = shop.ledger.start(pack, order)
-        rabbitmq.close_connections()
-        shop.ledger.wait_for_signal(result.id, "conflicted")
-        assert result.state == "PENDING", "the copy has stored no state"
-        shop.ledger.release(order)
+    receipt = result.get(timeout=SOON)
+    shop.ledger.wait_for_signal(result.id, "replayed")
+    assert pack.delay(order).get(timeout=SOON) == receipt
+    assert result.get(timeout=SOON) == receipt
+    assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
+    shop.ledger.wait_for_signal(result.id, "completed")
+    assert len(shop.ledger.signals(result.id, "completed")) == 1
 
-        receipt = result.get(timeout=SOON)
-        shop.ledger.wait_for_signal(result.id, "replayed")
-        assert pack.delay(order).get(timeout=SOON) == receipt
-        assert result.get(timeout=SOON) == receipt
-        assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
-        shop.ledger.wait_for_signal(result.id, "completed")
-        assert len(shop.ledger.signals(result.id, "completed")) == 1
 
-    def test_copy_is_requeued_before_it_is_acknowledged(
-        self, proxy: Proxy, doomed: Shop, order: str
-    ) -> None:
-        result = doomed.ledger.start(pack, order)
-        proxy.cut()
-        doomed.ledger.wait_for_signal(result.id, "conflicted")
+def test_copy_is_requeued_before_it_is_acknowledged(proxy: Proxy, doomed: Shop, order: str) -> None:
+    result = doomed.ledger.start(pack, order)
+    proxy.cut()
+    doomed.ledger.wait_for_signal(result.id, "conflicted")
 
-        # After this, no worker can requeue the original or the copy.
-        run_again(doomed, result, order)
+    # After this, no worker can requeue the original or the copy.
+    run_again(doomed, result, order)
 
-    @pytest.mark.slow
-    def test_expired_copy_is_not_lost(self, proxy: Proxy, doomed: Shop, order: str) -> None:
-        # RabbitMQ drops what has expired before it is redelivered.
-        seconds = 12
-        result = doomed.ledger.start(pack, order, expires=seconds)
-        run = doomed.ledger.wait_for_run(order)
-        proxy.cut()
-        doomed.ledger.wait_for_signal(result.id, "conflicted")
-        eventually(lambda: time.time() > run.started_at + seconds, "it has expired")
 
-        # A broker that knew the expiry would drop the message now.
-        run_again(doomed, result, order)
+@pytest.mark.slow
+def test_expired_copy_is_not_lost(proxy: Proxy, doomed: Shop, order: str) -> None:
+    # RabbitMQ drops what has expired before it is redelivered.
+    seconds = 12
+    result = doomed.ledger.start(pack, order, expires=seconds)
+    run = doomed.ledger.wait_for_run(order)
+    proxy.cut()
+    doomed.ledger.wait_for_signal(result.id, "conflicted")
+    eventually(lambda: time.time() > run.started_at + seconds, "it has expired")
+
+    # A broker that knew the expiry would drop the message now.
+    run_again(doomed, result, order)
 
 
 def test_rejected_duplicate_is_dead_lettered(

@@ -112,130 +112,123 @@ class TestWorkerDiesAfterTheOutcomeIsStored:
         assert first["receipt"] != second["receipt"]
 
 
+# As after the connection is lost, and the acknowledgement with it.
 @pytest.mark.core
-class TestMessageIsRedeliveredAfterCompletion:
-    """As after the connection is lost, and the acknowledgement with it."""
+@pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
+def test_continuation_is_sent_once_if_the_message_is_redelivered(
+    shop: Shop, ledger: Ledger, order: str, canvas: Callable[..., AsyncResult]
+) -> None:
+    others = shop.redis.keys(CHORD_COUNTS)
+    canvas(pack.s(order).set(task_id=order, queue="kept"), order)
+    message = shop.deliver_kept(order)
+    eventually(lambda: ledger.notes(order), "the continuation has run")
+    shop.wait_until_empty()
 
-    @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
-    def test_continuation_is_sent_once(
-        self, shop: Shop, ledger: Ledger, order: str, canvas: Callable[..., AsyncResult]
-    ) -> None:
-        others = shop.redis.keys(CHORD_COUNTS)
-        canvas(pack.s(order).set(task_id=order, queue="kept"), order)
-        message = shop.deliver_kept(order)
-        eventually(lambda: ledger.notes(order), "the continuation has run")
-        shop.wait_until_empty()
-
-        shop.replay(message, order)
-        assert len(ledger.notes(order)) == 1
-        assert len(ledger.runs(order)) == 1
-        assert shop.redis.keys(CHORD_COUNTS) == others, "no chord counts the redelivery"
+    shop.replay(message, order)
+    assert len(ledger.notes(order)) == 1
+    assert len(ledger.runs(order)) == 1
+    assert shop.redis.keys(CHORD_COUNTS) == others, "no chord counts the redelivery"
 
 
 def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
     return f"{canvas.__name__} {moment}"
 
 
+# Celery cannot publish the callback, stores FAILURE and sends ``task_failure``.
 @pytest.mark.core
 @pytest.mark.exhaustive
-class TestBrokerDiesAfterTheBody:
-    """Celery cannot publish the callback, stores FAILURE and sends ``task_failure``."""
+def test_redelivery_after_the_death_of_the_broker_sends_the_callback(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with RedisServer.start(config={"appendonly": "yes"}) as broker:
+        url = f"{broker.url.rpartition('/')[0]}/0"
+        timeouts = {"socket_timeout": 1, "socket_connect_timeout": 1}
+        settings = {
+            "broker_url": url,
+            "broker_transport_options": {**timeouts, **FAST_REDELIVERY},
+            "task_publish_retry": False,
+            "broker_connection_max_retries": None,
+        }
+        with open_shop(**settings) as shop, Redis.from_url(url) as client:
+            worker = shop.start_worker()
+            result = shop.ledger.start(pack, order, task_id=order, link=report.s(order))
+            broker.kill()
+            shop.ledger.release(order)
+            eventually(lambda: result.state == "FAILURE", "the callback was not published")
+            broker.restart()
+            # kombu's transport does not always survive the death of its server.
+            worker.container.restart()
 
-    def test_redelivery_sends_the_callback(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with RedisServer.start(config={"appendonly": "yes"}) as broker:
-            url = f"{broker.url.rpartition('/')[0]}/0"
-            timeouts = {"socket_timeout": 1, "socket_connect_timeout": 1}
-            settings = {
-                "broker_url": url,
-                "broker_transport_options": {**timeouts, **FAST_REDELIVERY},
-                "task_publish_retry": False,
-                "broker_connection_max_retries": None,
-            }
-            with open_shop(**settings) as shop, Redis.from_url(url) as client:
-                worker = shop.start_worker()
-                result = shop.ledger.start(pack, order, task_id=order, link=report.s(order))
-                broker.kill()
-                shop.ledger.release(order)
-                eventually(lambda: result.state == "FAILURE", "the callback was not published")
-                broker.restart()
-                # kombu's transport does not always survive the death of its server.
-                worker.container.restart()
+            eventually(lambda: shop.ledger.notes(order), "the callback has run")
+            fetched = pack.AsyncResult(result.id)
+            eventually(lambda: fetched.state == "SUCCESS", "the result is that of the body")
+            eventually(lambda: not client.hlen("unacked"), "the messages are acknowledged")
+            assert len(shop.ledger.runs(order)) == 1
+            assert len(shop.ledger.notes(order)) == 1
 
-                eventually(lambda: shop.ledger.notes(order), "the callback has run")
-                fetched = pack.AsyncResult(result.id)
-                eventually(lambda: fetched.state == "SUCCESS", "the result is that of the body")
-                eventually(lambda: not client.hlen("unacked"), "the messages are acknowledged")
-                assert len(shop.ledger.runs(order)) == 1
-                assert len(shop.ledger.notes(order)) == 1
+
+# ``self.replace``
+@pytest.mark.core
+def test_result_of_a_replacement_is_that_of_the_task_and_its_duplicates(
+    ledger: Ledger, order: str
+) -> None:
+    receipts = [hand_over.delay(order).get(timeout=SOON) for _ in range(3)]
+
+    assert receipts == [pack.delay(f"replacement of {order}").get(timeout=SOON)] * 3
+    assert len(ledger.runs(order)) == len(ledger.runs(f"replacement of {order}")) == 1
 
 
 @pytest.mark.core
-class TestReplacement:
-    """``self.replace``"""
+def test_replacement_that_cannot_be_published_releases_the_key(ledger: Ledger, order: str) -> None:
+    with pytest.raises(EncodeError):
+        hand_over_badly.delay(order).get(timeout=SOON)
 
-    def test_its_result_is_that_of_the_task_and_its_duplicates(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        receipts = [hand_over.delay(order).get(timeout=SOON) for _ in range(3)]
-
-        assert receipts == [pack.delay(f"replacement of {order}").get(timeout=SOON)] * 3
-        assert len(ledger.runs(order)) == len(ledger.runs(f"replacement of {order}")) == 1
-
-    def test_replacement_that_cannot_be_published_releases_the_key(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        with pytest.raises(EncodeError):
-            hand_over_badly.delay(order).get(timeout=SOON)
-
-        assert hand_over_badly.delay(order).get(timeout=SOON) == "handled here"
-        assert [run.end for run in ledger.runs(order)] == ["EncodeError", "returned"]
-
-    @pytest.mark.parametrize("options", [{}, {"by_option": True}], ids=["of a task", "of a call"])
-    def test_duplicates_do_not_wait_for_an_ignored_result(
-        self, ledger: Ledger, order: str, options: dict[str, bool]
-    ) -> None:
-        hand_over_silently.delay(order, **options)
-        ledger.wait_for_run(f"replacement of {order}")
-        eventually(
-            lambda: (
-                hand_over_silently.idempotency_record(order, **options).state is State.COMPLETED
-            ),
-            "the replaced task is done",
-        )
-
-        with pytest.raises(ResultNotStoredError, match="ignore_result"):
-            hand_over_silently.delay(order, **options).get(timeout=SOON)
-
-        assert len(ledger.runs(order)) == 1
-
-    def test_errback_of_a_failed_replacement_runs_once(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        """A redelivery of the replaced message sends nothing."""
-        errback = report.si("failed", order)
-        hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback, queue="kept")
-        message = shop.deliver_kept(order)
-        eventually(lambda: ledger.notes(order), "the errback has run")
-
-        shop.replay(message, order)
-        assert len(ledger.notes(order)) == 1
-        assert len(ledger.runs(order)) == 1
+    assert hand_over_badly.delay(order).get(timeout=SOON) == "handled here"
+    assert [run.end for run in ledger.runs(order)] == ["EncodeError", "returned"]
 
 
 @pytest.mark.core
-class TestNestedCanvas:
-    def test_published_twice_completes_twice(self, ledger: Ledger, order: str) -> None:
-        def nested(name: str) -> Any:
-            members = group(chain(pack.s(order), follow_up.s(order)), pack.s(order))
-            return chord([members, pack.s(f"other {order}")], report.s(name)).delay()
+@pytest.mark.parametrize("options", [{}, {"by_option": True}], ids=["of a task", "of a call"])
+def test_duplicates_do_not_wait_for_an_ignored_result_of_a_replacement(
+    ledger: Ledger, order: str, options: dict[str, bool]
+) -> None:
+    hand_over_silently.delay(order, **options)
+    ledger.wait_for_run(f"replacement of {order}")
+    eventually(
+        lambda: hand_over_silently.idempotency_record(order, **options).state is State.COMPLETED,
+        "the replaced task is done",
+    )
 
-        ends = [nested(f"{name} {order}").get(timeout=SOON) for name in ("one", "two")]
+    with pytest.raises(ResultNotStoredError, match="ignore_result"):
+        hand_over_silently.delay(order, **options).get(timeout=SOON)
 
-        assert ends[0] == ends[1]
-        assert len(ledger.runs(order)) == 1
-        assert [len(ledger.notes(f"{name} {order}")) for name in ("one", "two")] == [1, 1]
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.core
+def test_errback_of_a_failed_replacement_runs_once(shop: Shop, ledger: Ledger, order: str) -> None:
+    """A redelivery of the replaced message sends nothing."""
+    errback = report.si("failed", order)
+    hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback, queue="kept")
+    message = shop.deliver_kept(order)
+    eventually(lambda: ledger.notes(order), "the errback has run")
+
+    shop.replay(message, order)
+    assert len(ledger.notes(order)) == 1
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.core
+def test_nested_canvas_that_is_published_twice_completes_twice(ledger: Ledger, order: str) -> None:
+    def nested(name: str) -> Any:
+        members = group(chain(pack.s(order), follow_up.s(order)), pack.s(order))
+        return chord([members, pack.s(f"other {order}")], report.s(name)).delay()
+
+    ends = [nested(f"{name} {order}").get(timeout=SOON) for name in ("one", "two")]
+
+    assert ends[0] == ends[1]
+    assert len(ledger.runs(order)) == 1
+    assert [len(ledger.notes(f"{name} {order}")) for name in ("one", "two")] == [1, 1]
 
 
 @pytest.mark.exhaustive

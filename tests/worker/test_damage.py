@@ -62,66 +62,66 @@ def damaged(shop: Shop, task: Any, damage: str, *args: Any) -> str:
     return name
 
 
-class TestDamagedRecord:
-    @damages
-    def test_task_fails_until_the_key_is_forgotten(
-        self, shop: Shop, ledger: Ledger, order: str, damage: str
-    ) -> None:
-        name = damaged(shop, pack, damage, order)
-        before = shop.redis.dump(name)
+@damages
+def test_task_fails_until_the_key_is_forgotten(
+    shop: Shop, ledger: Ledger, order: str, damage: str
+) -> None:
+    name = damaged(shop, pack, damage, order)
+    before = shop.redis.dump(name)
 
-        with pytest.raises(CorruptRecordError) as caught:
-            pack.delay(order).get(timeout=SOON)
+    with pytest.raises(CorruptRecordError) as caught:
+        pack.delay(order).get(timeout=SOON)
 
-        assert f"of {pack.idempotency_key_of(order)} cannot be read" in str(caught.value)
-        if damage in UNREADABLE:
-            with pytest.raises(CorruptRecordError, match="forget the key to start afresh"):
-                pack.idempotency_record(order)
-        assert len(str(caught.value)) < 250
-        assert ledger.runs(order) == []
-        assert shop.redis.dump(name) == before, "the damaged record is kept"
-        shop.wait_until_empty()
+    assert f"of {pack.idempotency_key_of(order)} cannot be read" in str(caught.value)
+    if damage in UNREADABLE:
+        with pytest.raises(CorruptRecordError, match="forget the key to start afresh"):
+            pack.idempotency_record(order)
+    assert len(str(caught.value)) < 250
+    assert ledger.runs(order) == []
+    assert shop.redis.dump(name) == before, "the damaged record is kept"
+    shop.wait_until_empty()
 
-        assert pack.idempotency_forget(order) is True
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
-        assert len(ledger.runs(order)) == 1
-
-    @damages
-    def test_publish_fails_and_sends_no_message(self, shop: Shop, order: str, damage: str) -> None:
-        damaged(shop, reserved, damage, order)
-
-        if damage in UNREADABLE:
-            with pytest.raises(CorruptRecordError, match="cannot be read"):
-                reserved.apply_async((order,), queue="unconsumed")
-        else:
-            with pytest.raises(CorruptRecordError, match="cannot be read"):
-                reserved.apply_async((order,), queue="unconsumed").get(timeout=SOON)
-        assert shop.redis.llen("unconsumed") == 0
+    assert pack.idempotency_forget(order) is True
+    assert pack.delay(order).get(timeout=SOON)["receipt"]
+    assert len(ledger.runs(order)) == 1
 
 
-class TestRecordDamagedDuringTheExecution:
-    @pytest.mark.parametrize("damage", ["half a head", "a list"])
-    def test_caller_still_gets_the_result(
-        self, shop: Shop, ledger: Ledger, order: str, damage: str
-    ) -> None:
-        result = ledger.start(charge, order)
-        name = damaged(shop, charge, damage, order)
-        ledger.release(order)
+@damages
+def test_publish_fails_and_sends_no_message(shop: Shop, order: str, damage: str) -> None:
+    damaged(shop, reserved, damage, order)
 
-        assert result.get(timeout=SOON)["receipt"]
-        assert shop.redis.exists(name), "the damaged record is kept"
-        with pytest.raises(CorruptRecordError):
-            charge.delay(order).get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
+    if damage in UNREADABLE:
+        with pytest.raises(CorruptRecordError, match="cannot be read"):
+            reserved.apply_async((order,), queue="unconsumed")
+    else:
+        with pytest.raises(CorruptRecordError, match="cannot be read"):
+            reserved.apply_async((order,), queue="unconsumed").get(timeout=SOON)
+    assert shop.redis.llen("unconsumed") == 0
 
-    def test_damaged_steps_do_not_run_again(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ship.delay(order, "book", "error").get(timeout=SOON, propagate=False)
-        name = f"idem:{ship.idempotency_key_of(order, 'book', 'error')}"
-        shop.redis.set(name, shop.redis.get(name)[:-3], keepttl=True)
 
-        with pytest.raises(CorruptRecordError, match=r"the steps of .* cannot be read"):
-            ship.delay(order, "book", "error").get(timeout=SOON)
-        assert ledger.notes(order) == ["charge", "book"]
+@pytest.mark.parametrize("damage", ["half a head", "a list"])
+def test_caller_gets_the_result_if_the_record_is_damaged_meanwhile(
+    shop: Shop, ledger: Ledger, order: str, damage: str
+) -> None:
+    result = ledger.start(charge, order)
+    name = damaged(shop, charge, damage, order)
+    ledger.release(order)
 
-        assert ship.idempotency_forget(order, "book", "error")
-        assert ship.delay(order, "book").get(timeout=SOON)
+    assert result.get(timeout=SOON)["receipt"]
+    assert shop.redis.exists(name), "the damaged record is kept"
+    with pytest.raises(CorruptRecordError):
+        charge.delay(order).get(timeout=SOON)
+    assert len(ledger.runs(order)) == 1
+
+
+def test_damaged_steps_do_not_run_again(shop: Shop, ledger: Ledger, order: str) -> None:
+    ship.delay(order, "book", "error").get(timeout=SOON, propagate=False)
+    name = f"idem:{ship.idempotency_key_of(order, 'book', 'error')}"
+    shop.redis.set(name, shop.redis.get(name)[:-3], keepttl=True)
+
+    with pytest.raises(CorruptRecordError, match=r"the steps of .* cannot be read"):
+        ship.delay(order, "book", "error").get(timeout=SOON)
+    assert ledger.notes(order) == ["charge", "book"]
+
+    assert ship.idempotency_forget(order, "book", "error")
+    assert ship.delay(order, "book").get(timeout=SOON)

@@ -87,50 +87,51 @@ def test_if_no_value_is_stored_a_duplicate_gets_an_error_and_does_not_run(
     assert [run.end for run in ledger.runs(order)] == ["returned"]
 
 
-class TestTaskIdOfADuplicate:
-    """The id that Flower and Sentry show leads to the record, by one read in Redis."""
+# The id that Flower and Sentry show leads to the record, by one read in Redis.
+@pytest.mark.parametrize("task", [pack, silent], ids=["pack", "with ignore_result"])
+def test_task_id_of_a_replay_leads_to_the_record(
+    ledger: Ledger, shop: Shop, order: str, task: Any
+) -> None:
+    first = task.delay(order)
+    ledger.wait_for_signal(first.id, "completed")
+    duplicate = task.delay(order)
+    ledger.wait_for_signal(duplicate.id, "replayed")
 
-    @pytest.mark.parametrize("task", [pack, silent], ids=["pack", "with ignore_result"])
-    def test_of_a_replay(self, ledger: Ledger, shop: Shop, order: str, task: Any) -> None:
-        first = task.delay(order)
-        ledger.wait_for_signal(first.id, "completed")
-        duplicate = task.delay(order)
-        ledger.wait_for_signal(duplicate.id, "replayed")
-
-        record = task.idempotency_record(order)
-        store = task.idempotency_configuration.executor.store
-        # The worker writes the reference without waiting.
-        eventually(lambda: store.reference(duplicate.id) is not None, "it has a reference")
-        document = show(shop, duplicate.id)
-        assert {name: document[name] for name in ("duplicate", "task_id", "key")} == {
-            "duplicate": {
-                "key": record.key,
-                "end": "replayed",
-                "replayed": True,
-                "task_id": first.id,
-                "token": record.token,
-                "attempt": 1,
-            },
-            "task_id": first.id,
+    record = task.idempotency_record(order)
+    store = task.idempotency_configuration.executor.store
+    # The worker writes the reference without waiting.
+    eventually(lambda: store.reference(duplicate.id) is not None, "it has a reference")
+    document = show(shop, duplicate.id)
+    assert {name: document[name] for name in ("duplicate", "task_id", "key")} == {
+        "duplicate": {
             "key": record.key,
-        }
-        expected = CallOutcome(record.key, True, first.id, record.token, 1)
-        assert outcome_of(duplicate) == outcome_of(task.AsyncResult(duplicate.id)) == expected
-        assert outcome_of(first) is None
-        assert outcome_of(first, task.idempotency_key_of(order)) == CallOutcome(
-            record.key, False, first.id, record.token, 1
-        )
+            "end": "replayed",
+            "replayed": True,
+            "task_id": first.id,
+            "token": record.token,
+            "attempt": 1,
+        },
+        "task_id": first.id,
+        "key": record.key,
+    }
+    expected = CallOutcome(record.key, True, first.id, record.token, 1)
+    assert outcome_of(duplicate) == outcome_of(task.AsyncResult(duplicate.id)) == expected
+    assert outcome_of(first) is None
+    assert outcome_of(first, task.idempotency_key_of(order)) == CallOutcome(
+        record.key, False, first.id, record.token, 1
+    )
 
-    def test_of_a_redelivery_is_its_own(self, shop: Shop, order: str) -> None:
-        first = pack.delay(order)
-        first.get(timeout=SOON)
-        pack.apply_async((order,), task_id=first.id)
-        shop.wait_until_empty()
-        pack.delay(order).get(timeout=SOON)  # behind it
 
-        store = pack.idempotency_configuration.executor.store
-        assert store.reference(first.id) is None
-        assert "duplicate" not in show(shop, first.id)
+def test_task_id_of_a_redelivery_is_its_own(shop: Shop, order: str) -> None:
+    first = pack.delay(order)
+    first.get(timeout=SOON)
+    pack.apply_async((order,), task_id=first.id)
+    shop.wait_until_empty()
+    pack.delay(order).get(timeout=SOON)  # behind it
+
+    store = pack.idempotency_configuration.executor.store
+    assert store.reference(first.id) is None
+    assert "duplicate" not in show(shop, first.id)
 
 
 def show(shop: Shop, task_id: str) -> dict[str, Any]:

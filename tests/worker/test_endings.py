@@ -28,30 +28,28 @@ from tests.worker.tasks import (
 pytestmark = pytest.mark.worker
 
 
-class TestExits:
-    @pytest.mark.parametrize("way", ["Ignore", "Reject"])
-    def test_dropping_the_message_releases_the_key(
-        self, ledger: Ledger, order: str, way: str
-    ) -> None:
-        dropped = leaving.delay(order, way)
-        ledger.wait_for_signal(dropped.id, "released")
+@pytest.mark.parametrize("way", ["Ignore", "Reject"])
+def test_dropping_the_message_releases_the_key(ledger: Ledger, order: str, way: str) -> None:
+    dropped = leaving.delay(order, way)
+    ledger.wait_for_signal(dropped.id, "released")
 
-        assert leaving.delay(order, way).get(timeout=SOON) == "back"
-        assert [run.end for run in ledger.runs(order)] == [way, "returned"]
+    assert leaving.delay(order, way).get(timeout=SOON) == "back"
+    assert [run.end for run in ledger.runs(order)] == [way, "returned"]
 
-    @pytest.mark.parametrize(
-        "way", exhaustive_except(["requeue", "SystemExit", "KeyboardInterrupt"], "requeue")
-    )
-    def test_requeueing_the_message_or_ending_the_process_releases_the_key(
-        self, ledger: Ledger, order: str, way: str
-    ) -> None:
-        result = leaving.delay(order, way)
 
-        assert result.get(timeout=SOON) == "back"
-        runs = ledger.runs(order)
-        assert [run.task_id for run in runs] == [result.id] * 2
-        assert [run.end for run in runs] == ["Reject" if way == "requeue" else way, "returned"]
-        assert [run.attempt for run in runs] == [1, 1 if way == "requeue" else 2]
+@pytest.mark.parametrize(
+    "way", exhaustive_except(["requeue", "SystemExit", "KeyboardInterrupt"], "requeue")
+)
+def test_requeueing_the_message_or_ending_the_process_releases_the_key(
+    ledger: Ledger, order: str, way: str
+) -> None:
+    result = leaving.delay(order, way)
+
+    assert result.get(timeout=SOON) == "back"
+    runs = ledger.runs(order)
+    assert [run.task_id for run in runs] == [result.id] * 2
+    assert [run.end for run in runs] == ["Reject" if way == "requeue" else way, "returned"]
+    assert [run.attempt for run in runs] == [1, 1 if way == "requeue" else 2]
 
 
 def test_soft_time_limit_releases_the_key(ledger: Ledger, order: str) -> None:

@@ -14,40 +14,37 @@ from tests.worker.tasks import pack
 pytestmark = pytest.mark.worker
 
 
-class TestSelfIdempotency:
-    def test_has_key_token_and_attempt(self, ledger: Ledger, order: str) -> None:
-        pack.delay(order).get(timeout=SOON)
+def test_an_execution_has_key_token_and_attempt(ledger: Ledger, order: str) -> None:
+    pack.delay(order).get(timeout=SOON)
 
-        (run,) = ledger.runs(order)
-        record = pack.idempotency_record(order)
-        assert run.key == record.key
-        assert run.key.startswith("shop.pack:")
-        assert run.token == record.token > 0
-        assert run.attempt == record.attempt == 1
-        assert run.recovered is False
-        assert run.protected is True
+    (run,) = ledger.runs(order)
+    record = pack.idempotency_record(order)
+    assert run.key == record.key
+    assert run.key.startswith("shop.pack:")
+    assert run.token == record.token > 0
+    assert run.attempt == record.attempt == 1
+    assert run.recovered is False
+    assert run.protected is True
 
 
-class TestEager:
-    """In addition to `tests/flow/test_eager_publish.py`."""
+# In addition to `tests/flow/test_eager_publish.py`.
+def test_eager_calls_share_the_key_with_workers(ledger: Ledger, order: str) -> None:
+    assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
+    keys = [f"{n} {order}" for n in (1, 2, 1)]
+    first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
+    assert first == third != second
+    assert len(ledger.runs(order)) == 3
 
-    def test_apply_shares_the_key_with_workers(self, ledger: Ledger, order: str) -> None:
-        assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
-        keys = [f"{n} {order}" for n in (1, 2, 1)]
-        first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
-        assert first == third != second
-        assert len(ledger.runs(order)) == 3
 
-    @pytest.fixture
-    def always_eager(self, shop: Shop) -> Iterator[None]:
-        shop.app.conf.task_always_eager = True
-        yield
-        shop.app.conf.task_always_eager = False
+@pytest.fixture
+def always_eager(shop: Shop) -> Iterator[None]:
+    shop.app.conf.task_always_eager = True
+    yield
+    shop.app.conf.task_always_eager = False
 
-    def test_always_eager_is_idempotent(
-        self, always_eager: None, ledger: Ledger, order: str
-    ) -> None:
-        first, second = pack.delay(order), pack.delay(order)
 
-        assert second.get() == first.get()
-        assert [run.task_id for run in ledger.runs(order)] == [first.id]
+def test_always_eager_is_idempotent(always_eager: None, ledger: Ledger, order: str) -> None:
+    first, second = pack.delay(order), pack.delay(order)
+
+    assert second.get() == first.get()
+    assert [run.task_id for run in ledger.runs(order)] == [first.id]

@@ -64,45 +64,45 @@ def wait_for_expiry(seconds: float) -> None:
     eventually(lambda: time.time() > expiry, "it has expired")
 
 
+# The copy has another expiry than the retry.
 @pytest.mark.core
-class TestCopyOfAMessageThatIsRetried:
-    """The copy has another expiry than the retry."""
+@pytest.mark.parametrize(
+    "task",
+    exhaustive_except([try_later, try_later_in_turn, try_later_in_a_burst], try_later),
+    ids=["expired", "finished", "started"],
+)
+def test_copy_that_expires_leaves_the_retry_alone(
+    shop: Shop, ledger: Ledger, order: str, task: Any
+) -> None:
+    options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # replies have spaces, too
+    result, message = publish(shop, task, order, 6.0, 60.0, **options)
+    ledger.wait_for_signal(result.id, "released")
+    wait_for_expiry(EXPIRES)
 
-    @pytest.mark.parametrize(
-        "task",
-        exhaustive_except([try_later, try_later_in_turn, try_later_in_a_burst], try_later),
-        ids=["expired", "finished", "started"],
-    )
-    def test_that_expires_leaves_the_retry_alone(
-        self, shop: Shop, ledger: Ledger, order: str, task: Any
-    ) -> None:
-        options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # replies have spaces, too
-        result, message = publish(shop, task, order, 6.0, 60.0, **options)
-        ledger.wait_for_signal(result.id, "released")
-        wait_for_expiry(EXPIRES)
+    shop.redis.lpush("celery", message)
 
-        shop.redis.lpush("celery", message)
+    ledger.wait_for_signal(result.id, "conflicted")
+    assert result.state == "RETRY"
+    assert result.get(timeout=SOON)
+    shop.wait_until_empty()
+    assert shop.app.AsyncResult(result.id).state == "SUCCESS"
+    assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
-        ledger.wait_for_signal(result.id, "conflicted")
-        assert result.state == "RETRY"
-        assert result.get(timeout=SOON)
-        shop.wait_until_empty()
-        assert shop.app.AsyncResult(result.id).state == "SUCCESS"
-        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
-    @pytest.mark.exhaustive
-    def test_that_is_revoked_ends_the_retry(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        """The operator has revoked both: they have one task id."""
-        result, message = publish(shop, try_later, order, 2.0)
-        ledger.wait_for_signal(result.id, "released")
-        shop.control("revoke", result.id)
+@pytest.mark.core
+@pytest.mark.exhaustive
+def test_copy_that_is_revoked_ends_the_retry(shop: Shop, ledger: Ledger, order: str) -> None:
+    """The operator has revoked both: they have one task id."""
+    result, message = publish(shop, try_later, order, 2.0)
+    ledger.wait_for_signal(result.id, "released")
+    shop.control("revoke", result.id)
 
-        shop.redis.lpush("celery", message)
+    shop.redis.lpush("celery", message)
 
-        eventually(lambda: result.state == "REVOKED", "it is revoked")
-        shop.wait_until_empty()
-        assert try_later.idempotency_record(order, 2.0) is None
-        assert [run.end for run in ledger.runs(order)] == ["Retry"]
+    eventually(lambda: result.state == "REVOKED", "it is revoked")
+    shop.wait_until_empty()
+    assert try_later.idempotency_record(order, 2.0) is None
+    assert [run.end for run in ledger.runs(order)] == ["Retry"]
 
 
 @pytest.mark.exhaustive
@@ -139,84 +139,91 @@ def test_revoked_stamp_does_not_change_the_state_of_a_running_message(
     assert_ran_once(shop, result, order)
 
 
+# The broker redelivers the message after 3 s, when it has expired.
 @pytest.mark.slow
 @pytest.mark.exhaustive
-class TestCopyOfARunningMessage:
-    """The broker redelivers the message after 3 s, when it has expired."""
+def test_expired_copy_does_not_change_the_state_of_a_running_message(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    result = ledger.start(pack, order, expires=EXPIRES)
+    run = ledger.wait_for_run(order)
+    ledger.wait_for_signal(result.id, "conflicted", number=2)
+    eventually(lambda: time.time() > run.started_at + 8, "8 s are over")
 
-    def test_does_not_change_the_state(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        result = ledger.start(pack, order, expires=EXPIRES)
-        run = ledger.wait_for_run(order)
-        ledger.wait_for_signal(result.id, "conflicted", number=2)
-        eventually(lambda: time.time() > run.started_at + 8, "8 s are over")
-
-        assert result.state == "PENDING"
-        assert_ran_once(shop, result, order)
-
-    def test_runs_if_the_first_execution_dies(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(
-            **{**KILLED_WORKERS, **COPIED_MESSAGES},
-            idempotency_lease=2.0,
-            # Applies to duplicates; a copy of the running message is not a duplicate.
-            idempotency_on_conflict="ignore",
-        ) as shop:
-            for _ in range(2):
-                shop.start_worker(concurrency=1)
-            result = shop.ledger.start(pack, order, expires=EXPIRES)
-            run = shop.ledger.wait_for_run(order)
-            shop.ledger.wait_for_signal(result.id, "conflicted")
-            (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
-            owner.kill()
-            shop.ledger.release(order)
-
-            assert result.get(timeout=SOON)["receipt"]
-            assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
-            shop.wait_until_empty()
-
-    @pytest.mark.skipif(
-        (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"
-    )
-    def test_revoked_copy_does_not_change_the_state(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        result = ledger.start(pack, order)
-        pack.update_state(result.id, state="STARTED")
-        shop.control("revoke", result.id)
-        ledger.wait_for_signal(result.id, "conflicted", number=2)
-
-        assert result.state == "STARTED"
-        assert_ran_once(shop, result, order)
+    assert result.state == "PENDING"
+    assert_ran_once(shop, result, order)
 
 
-class TestMessageThatHasNotStarted:
-    def test_keeps_its_reservation_until_it_expires(self, ledger: Ledger, order: str) -> None:
-        """It renews its reservation when it meets the run, but not beyond its expiry."""
-        ledger.start(collapsed, order)
-        result = collapsed.apply_async((order,), expires=60)
-        ledger.wait_for_signal(result.id, "conflicted")
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_expired_copy_runs_if_the_first_execution_dies(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with open_shop(
+        **{**KILLED_WORKERS, **COPIED_MESSAGES},
+        idempotency_lease=2.0,
+        # Applies to duplicates; a copy of the running message is not a duplicate.
+        idempotency_on_conflict="ignore",
+    ) as shop:
+        for _ in range(2):
+            shop.start_worker(concurrency=1)
+        result = shop.ledger.start(pack, order, expires=EXPIRES)
+        run = shop.ledger.wait_for_run(order)
+        shop.ledger.wait_for_signal(result.id, "conflicted")
+        (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
+        owner.kill()
+        shop.ledger.release(order)
 
-        store = collapsed.idempotency_configuration.executor.store
-        waiting = run_sync(store.slot(collapsed.idempotency_key_of(order)))
-
-        assert waiting.task_id == result.id
-        assert waiting.expires_at.timestamp() <= time.time() + 61
-        ledger.release(order)
         assert result.get(timeout=SOON)["receipt"]
+        assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
+        shop.wait_until_empty()
 
-    def test_retry_reserves_the_key_until_it_expires(self, ledger: Ledger, order: str) -> None:
-        result = try_later.apply_async((order, 600), expires=60)
-        ledger.wait_for_signal(result.id, "released")
-        record = try_later.idempotency_record(order, 600)
 
-        assert (record.state, record.task_id) == (State.RESERVED, result.id)
-        assert record.deadline <= datetime.now(timezone.utc) + timedelta(seconds=60)
-        result.revoke()
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.skipif(
+    (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"
+)
+def test_revoked_copy_does_not_change_the_state_of_a_running_message(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    result = ledger.start(pack, order)
+    pack.update_state(result.id, state="STARTED")
+    shop.control("revoke", result.id)
+    ledger.wait_for_signal(result.id, "conflicted", number=2)
 
-    def test_expired_retry_releases_the_key(self, ledger: Ledger, order: str) -> None:
-        result = try_later.apply_async((order, 1.5), expires=1.0)
+    assert result.state == "STARTED"
+    assert_ran_once(shop, result, order)
 
-        eventually(lambda: result.state == "REVOKED", "it has expired")
-        eventually(lambda: try_later.idempotency_record(order, 1.5) is None, "the key is free")
-        assert [run.end for run in ledger.runs(order)] == ["Retry"]
+
+def test_waiting_message_keeps_its_reservation_until_it_expires(ledger: Ledger, order: str) -> None:
+    """It renews its reservation when it meets the run, but not beyond its expiry."""
+    ledger.start(collapsed, order)
+    result = collapsed.apply_async((order,), expires=60)
+    ledger.wait_for_signal(result.id, "conflicted")
+
+    store = collapsed.idempotency_configuration.executor.store
+    waiting = run_sync(store.slot(collapsed.idempotency_key_of(order)))
+
+    assert waiting.task_id == result.id
+    assert waiting.expires_at.timestamp() <= time.time() + 61
+    ledger.release(order)
+    assert result.get(timeout=SOON)["receipt"]
+
+
+def test_retry_reserves_the_key_until_it_expires(ledger: Ledger, order: str) -> None:
+    result = try_later.apply_async((order, 600), expires=60)
+    ledger.wait_for_signal(result.id, "released")
+    record = try_later.idempotency_record(order, 600)
+
+    assert (record.state, record.task_id) == (State.RESERVED, result.id)
+    assert record.deadline <= datetime.now(timezone.utc) + timedelta(seconds=60)
+    result.revoke()
+
+
+def test_expired_retry_releases_the_key(ledger: Ledger, order: str) -> None:
+    result = try_later.apply_async((order, 1.5), expires=1.0)
+
+    eventually(lambda: result.state == "REVOKED", "it has expired")
+    eventually(lambda: try_later.idempotency_record(order, 1.5) is None, "the key is free")
+    assert [run.end for run in ledger.runs(order)] == ["Retry"]

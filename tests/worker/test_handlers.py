@@ -164,36 +164,37 @@ def reuse(ledger: Ledger, order: str) -> Any:
 
 
 @pytest.mark.core
-class TestNoHandlers:
-    @pytest.mark.parametrize(
-        ("meet", "error"),
-        [
-            (meet_a_result, None),
-            (meet_an_error, OutOfStockError),
-            (meet_a_run, None),
-            (conflict, ConflictError),
-            (reuse, KeyReusedError),
-        ],
-    )
-    def test_for_a_duplicate(
-        self, shop: Shop, ledger: Ledger, order: str, meet: Any, error: Any
-    ) -> None:
-        duplicate = meet(ledger, order)
-        ledger.release(order)
+@pytest.mark.parametrize(
+    ("meet", "error"),
+    [
+        (meet_a_result, None),
+        (meet_an_error, OutOfStockError),
+        (meet_a_run, None),
+        (conflict, ConflictError),
+        (reuse, KeyReusedError),
+    ],
+)
+def test_no_handlers_for_a_duplicate(
+    shop: Shop, ledger: Ledger, order: str, meet: Any, error: Any
+) -> None:
+    duplicate = meet(ledger, order)
+    ledger.release(order)
 
-        end = duplicate.get(timeout=SOON, propagate=False)
-        assert end == order if error is None else isinstance(end, error)
-        shop.wait_until_empty()
-        assert handlers(ledger, order, duplicate.id) == []
+    end = duplicate.get(timeout=SOON, propagate=False)
+    assert end == order if error is None else isinstance(end, error)
+    shop.wait_until_empty()
+    assert handlers(ledger, order, duplicate.id) == []
 
-    def test_for_a_copy_of_the_message(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        with_mixin.apply_async((order,), task_id=order)
-        once = settled(ledger, order, order)
-        with_mixin.apply_async((order,), task_id=order)
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
 
-        assert handlers(ledger, order, order) == once
+@pytest.mark.core
+def test_no_handlers_for_a_copy_of_the_message(shop: Shop, ledger: Ledger, order: str) -> None:
+    with_mixin.apply_async((order,), task_id=order)
+    once = settled(ledger, order, order)
+    with_mixin.apply_async((order,), task_id=order)
+    ledger.wait_for_signal(order, "replayed")
+    shop.wait_until_empty()
+
+    assert handlers(ledger, order, order) == once
 
 
 @pytest.mark.exhaustive

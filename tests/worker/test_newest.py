@@ -27,77 +27,79 @@ def amounts(shop: Shop, order: str) -> list[str]:
     return [note.split()[1] for note in shop.ledger.notes(order) if note.startswith("runs ")]
 
 
-class TestABurst:
-    def test_one_waits_and_runs_with_the_newest(self, shop: Shop, order: str) -> None:
-        shop.ledger.start(burst_of, order, 1)
-        results = [burst_of.delay(order, amount) for amount in (2, 3, 4)]
-        shop.ledger.release(order)
+def test_one_waits_and_runs_with_the_newest(shop: Shop, order: str) -> None:
+    shop.ledger.start(burst_of, order, 1)
+    results = [burst_of.delay(order, amount) for amount in (2, 3, 4)]
+    shop.ledger.release(order)
 
-        assert len({result.id for result in results}) == 1
-        assert [result.get(timeout=SOON)["amount"] for result in results] == [4, 4, 4]
+    assert len({result.id for result in results}) == 1
+    assert [result.get(timeout=SOON)["amount"] for result in results] == [4, 4, 4]
+    shop.wait_until_empty()
+    assert shop.ledger.notes(order)[-3:] == ["before 4", "runs 4 as 4", "success 4"]
+    assert amounts(shop, order) == ["1", "4"]
+
+
+def test_the_first_arguments_may_be_the_newest(shop: Shop, order: str) -> None:
+    shop.ledger.start(burst_of, order, 1)
+    *_, last = [burst_of.delay(order, amount) for amount in (2, 3, 2)]
+    shop.ledger.release(order)
+
+    assert last.get(timeout=SOON)["amount"] == 2
+
+
+@pytest.mark.parametrize("serializer", exhaustive_except(["json", "pickle"], "json"))
+def test_newest_arguments_are_encrypted(
+    open_shop: Callable[..., Shop], order: str, serializer: str
+) -> None:
+    key = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+    content = {"task_serializer": serializer, "accept_content": ["pickle", "json"]}
+    with open_shop(**content, idempotency_encryption_keys=[key]) as shop:
+        burst_of.delay(order, 1)
+        last = burst_of.apply_async((order,), {"amount": 2})
+        burst_of.delay(order, 987654)
+        stored = b"".join(shop.redis.get(name) for name in shop.redis.keys("idem:*"))
+        shop.start_worker(concurrency=1, C_FORCE_ROOT="1")
+
+        assert b"987654" not in stored
+        assert last.get(timeout=SOON)["amount"] == 987654
         shop.wait_until_empty()
-        assert shop.ledger.notes(order)[-3:] == ["before 4", "runs 4 as 4", "success 4"]
-        assert amounts(shop, order) == ["1", "4"]
-
-    def test_the_first_arguments_again(self, shop: Shop, order: str) -> None:
-        shop.ledger.start(burst_of, order, 1)
-        *_, last = [burst_of.delay(order, amount) for amount in (2, 3, 2)]
-        shop.ledger.release(order)
-
-        assert last.get(timeout=SOON)["amount"] == 2
-
-    @pytest.mark.parametrize("serializer", exhaustive_except(["json", "pickle"], "json"))
-    def test_encrypted_arguments(
-        self, open_shop: Callable[..., Shop], order: str, serializer: str
-    ) -> None:
-        key = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
-        content = {"task_serializer": serializer, "accept_content": ["pickle", "json"]}
-        with open_shop(**content, idempotency_encryption_keys=[key]) as shop:
-            burst_of.delay(order, 1)
-            last = burst_of.apply_async((order,), {"amount": 2})
-            burst_of.delay(order, 987654)
-            stored = b"".join(shop.redis.get(name) for name in shop.redis.keys("idem:*"))
-            shop.start_worker(concurrency=1, C_FORCE_ROOT="1")
-
-            assert b"987654" not in stored
-            assert last.get(timeout=SOON)["amount"] == 987654
-            shop.wait_until_empty()
-            assert shop.ledger.notes(order) == [
-                "before 987654", "runs 987654 as 987654", "success 987654"
-            ]  # fmt: skip
+        assert shop.ledger.notes(order) == [
+            "before 987654", "runs 987654 as 987654", "success 987654"
+        ]  # fmt: skip
 
 
-class TestAfterABegin:
-    def test_a_retry(self, shop: Shop, order: str) -> None:
-        shop.ledger.start(burst_of, order, 1)
-        burst_of.delay(order, 2, fails=1)
-        last = burst_of.delay(order, 3, fails=1)
-        shop.ledger.release(order)
+def test_a_retry_has_the_newest(shop: Shop, order: str) -> None:
+    shop.ledger.start(burst_of, order, 1)
+    burst_of.delay(order, 2, fails=1)
+    last = burst_of.delay(order, 3, fails=1)
+    shop.ledger.release(order)
 
-        assert last.get(timeout=SOON)["amount"] == 3
-        assert amounts(shop, order) == ["1", "3", "3"]
+    assert last.get(timeout=SOON)["amount"] == 3
+    assert amounts(shop, order) == ["1", "3", "3"]
 
-    def test_a_takeover(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        burst_of.apply_async((order, 1), countdown=2)
-        last = burst_of.delay(order, 3)
-        os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
-        shop.ledger.release(order)
 
-        assert last.get(timeout=SOON)["amount"] == 3
-        assert set(amounts(shop, order)) == {"3"}
+def test_a_takeover_has_the_newest(shop: Shop, order: str) -> None:
+    shop.ledger.hold(order)
+    burst_of.apply_async((order, 1), countdown=2)
+    last = burst_of.delay(order, 3)
+    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
+    shop.ledger.release(order)
 
-    def test_a_newer_message_answers_for_a_dead_one(self, shop: Shop, order: str) -> None:
-        first = shop.ledger.start(burst_of, order, 1)
-        newer = burst_of.delay(order, 2)
-        shop.ledger.wait_for_signal(newer.id, "conflicted")
-        os.kill(shop.ledger.runs(order)[0].pid, signal.SIGKILL)
-        eventually(lambda: len(shop.ledger.runs(order)) == 2, "one of them begins")
-        shop.ledger.release(order)
+    assert last.get(timeout=SOON)["amount"] == 3
+    assert set(amounts(shop, order)) == {"3"}
 
-        assert newer.get(timeout=SOON)["amount"] == 2
-        assert first.get(timeout=SOON)["amount"] in (1, 2)
-        assert amounts(shop, order)[-1] == "2"
+
+def test_a_newer_message_answers_for_a_dead_one(shop: Shop, order: str) -> None:
+    first = shop.ledger.start(burst_of, order, 1)
+    newer = burst_of.delay(order, 2)
+    shop.ledger.wait_for_signal(newer.id, "conflicted")
+    os.kill(shop.ledger.runs(order)[0].pid, signal.SIGKILL)
+    eventually(lambda: len(shop.ledger.runs(order)) == 2, "one of them begins")
+    shop.ledger.release(order)
+
+    assert newer.get(timeout=SOON)["amount"] == 2
+    assert first.get(timeout=SOON)["amount"] in (1, 2)
+    assert amounts(shop, order)[-1] == "2"
 
 
 class TestPublishedInAnyCase:

@@ -22,48 +22,49 @@ SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 SHOP = {"accept_content": SERIALIZERS}
 
 
-class TestKeyOfACall:
-    def test_of_a_signature_and_in_a_header_of_send_task(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        key = f"request {order}"
-        signature = pack.s(order).set(idempotency_key=key)
-        by_name = shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": key})
+def test_key_of_a_signature_and_in_a_header_of_send_task(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    key = f"request {order}"
+    signature = pack.s(order).set(idempotency_key=key)
+    by_name = shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": key})
 
-        first = signature.delay().get(timeout=SOON)
+    first = signature.delay().get(timeout=SOON)
 
-        assert by_name.get(timeout=SOON) == first
-        assert signature.clone().apply_async().get(timeout=SOON) == first
-        duplicate = pack.apply_async((order,), idempotency_key=key)
-        assert duplicate.get(timeout=SOON) == first
-        assert len(ledger.runs(order)) == 1
+    assert by_name.get(timeout=SOON) == first
+    assert signature.clone().apply_async().get(timeout=SOON) == first
+    duplicate = pack.apply_async((order,), idempotency_key=key)
+    assert duplicate.get(timeout=SOON) == first
+    assert len(ledger.runs(order)) == 1
 
-    @pytest.mark.parametrize("tenant", [None, "acme"], ids=["text", "tuple"])
-    def test_identifies_the_record_through_every_delivery(
-        self, ledger: Ledger, order: str, tenant: str | None
-    ) -> None:
-        """After a countdown, after a retry, and for a duplicate that was requeued."""
-        key: Any = f"request {order}" if tenant is None else (tenant, UUID(order))
-        first = pack.apply_async((order,), idempotency_key=key, countdown=0.3)
-        receipt = first.get(timeout=SOON)
-        record = pack.idempotency_record(idempotency_key=key)
-        assert (record.task_id, record.result, record.explicit) == (first.id, receipt, True)
-        assert pack.idempotency_record(order) is None
-        assert pack.idempotency_forget(idempotency_key=key)
-        retried = try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON)
-        assert try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON) == retried
 
-        held = f"held {order}"
-        first = ledger.start(pack, held, idempotency_key=key)
-        duplicate = pack.apply_async((held,), idempotency_key=key)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
-        ledger.release(held)
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+@pytest.mark.parametrize("tenant", [None, "acme"], ids=["text", "tuple"])
+def test_key_identifies_the_record_through_every_delivery(
+    ledger: Ledger, order: str, tenant: str | None
+) -> None:
+    """After a countdown, after a retry, and for a duplicate that was requeued."""
+    key: Any = f"request {order}" if tenant is None else (tenant, UUID(order))
+    first = pack.apply_async((order,), idempotency_key=key, countdown=0.3)
+    receipt = first.get(timeout=SOON)
+    record = pack.idempotency_record(idempotency_key=key)
+    assert (record.task_id, record.result, record.explicit) == (first.id, receipt, True)
+    assert pack.idempotency_record(order) is None
+    assert pack.idempotency_forget(idempotency_key=key)
+    retried = try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON)
+    assert try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON) == retried
 
-    @pytest.mark.parametrize("key", ["", True, 1.5, ("a", "")], ids=repr)
-    def test_invalid_key_is_rejected_at_publish(self, shop: Shop, order: str, key: object) -> None:
-        with pytest.raises(KeyRuleError, match=r"shop\.pack: idempotency_key must be"):
-            pack.apply_async((order,), idempotency_key=key)
+    held = f"held {order}"
+    first = ledger.start(pack, held, idempotency_key=key)
+    duplicate = pack.apply_async((held,), idempotency_key=key)
+    ledger.wait_for_signal(duplicate.id, "conflicted")
+    ledger.release(held)
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+
+
+@pytest.mark.parametrize("key", ["", True, 1.5, ("a", "")], ids=repr)
+def test_invalid_key_is_rejected_at_publish(shop: Shop, order: str, key: object) -> None:
+    with pytest.raises(KeyRuleError, match=r"shop\.pack: idempotency_key must be"):
+        pack.apply_async((order,), idempotency_key=key)
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)

@@ -53,37 +53,37 @@ def publish_three_times(shop: Shop, task: Any, *args: Any) -> str:
     return str(results[0].id)
 
 
-class TestInFlight:
-    def test_queued_call_is_published_once(self, shop: Shop, order: str) -> None:
-        task_id = publish_three_times(shop, pack, order)
+def test_queued_call_is_published_once(shop: Shop, order: str) -> None:
+    task_id = publish_three_times(shop, pack, order)
 
-        assert pack.idempotency_forget(order)
-        assert pack.apply_async((order,), queue=UNCONSUMED_QUEUE).id != task_id
+    assert pack.idempotency_forget(order)
+    assert pack.apply_async((order,), queue=UNCONSUMED_QUEUE).id != task_id
 
-    def test_call_after_an_error_with_completed_steps_is_published_once(
-        self, shop: Shop, order: str
-    ) -> None:
-        """The record with the steps is not reserved until the next publish."""
-        with pytest.raises(OutOfStockError):
-            ship.delay(order, "charge", "error").get(timeout=SOON)
 
-        publish_three_times(shop, ship, order, "charge", "error")
+def test_call_after_an_error_with_completed_steps_is_published_once(shop: Shop, order: str) -> None:
+    """The record with the steps is not reserved until the next publish."""
+    with pytest.raises(OutOfStockError):
+        ship.delay(order, "charge", "error").get(timeout=SOON)
 
-    def test_retrying_call_is_published_once(self, ledger: Ledger, order: str) -> None:
-        first = try_later.delay(order, 1.0)
-        eventually(lambda: first.state == "RETRY", "the task has retried")
-        duplicate = try_later.delay(order, 1.0)
+    publish_three_times(shop, ship, order, "charge", "error")
 
-        assert duplicate.id == first.id
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
-    def test_reservation_includes_the_countdown(self, shop: Shop, order: str) -> None:
-        first = pack.apply_async((order,), countdown=600, queue=UNCONSUMED_QUEUE)
-        record = pack.idempotency_record(order)
+def test_retrying_call_is_published_once(ledger: Ledger, order: str) -> None:
+    first = try_later.delay(order, 1.0)
+    eventually(lambda: first.state == "RETRY", "the task has retried")
+    duplicate = try_later.delay(order, 1.0)
 
-        assert (record.state, record.task_id) == (State.RESERVED, first.id)
-        assert pack.delay(order).id == first.id
+    assert duplicate.id == first.id
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+
+
+def test_reservation_includes_the_countdown(shop: Shop, order: str) -> None:
+    first = pack.apply_async((order,), countdown=600, queue=UNCONSUMED_QUEUE)
+    record = pack.idempotency_record(order)
+
+    assert (record.state, record.task_id) == (State.RESERVED, first.id)
+    assert pack.delay(order).id == first.id
 
 
 class TestRaising:
@@ -118,36 +118,36 @@ class TestRaising:
         assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON)
 
 
-class TestCompleted:
-    @pytest.mark.parametrize("forgotten", [False, True], ids=["kept", "forgotten"])
-    @pytest.mark.parametrize("task", [pack, final], ids=["result", "error"])
-    def test_duplicate_has_the_outcome(
-        self, ledger: Ledger, order: str, task: Any, forgotten: bool
-    ) -> None:
-        """If the result backend has forgotten it, the record has it."""
-        first = task.delay(order)
-        outcome = first.get(timeout=SOON, propagate=False)
-        if forgotten:
-            first.forget()
-        duplicate = task.delay(order)
+@pytest.mark.parametrize("forgotten", [False, True], ids=["kept", "forgotten"])
+@pytest.mark.parametrize("task", [pack, final], ids=["result", "error"])
+def test_duplicate_of_a_completed_call_has_its_outcome(
+    ledger: Ledger, order: str, task: Any, forgotten: bool
+) -> None:
+    """If the result backend has forgotten it, the record has it."""
+    first = task.delay(order)
+    outcome = first.get(timeout=SOON, propagate=False)
+    if forgotten:
+        first.forget()
+    duplicate = task.delay(order)
 
-        assert duplicate.id == first.id
-        if task is pack:
-            assert duplicate.get(timeout=SOON) == outcome
-        else:
-            with pytest.raises(OutOfStockError) as caught:
-                duplicate.get(timeout=SOON)
-            assert caught.value.args == (order, 3)
-            assert duplicate.state == "FAILURE"
-        assert len(ledger.runs(order)) == 1
+    assert duplicate.id == first.id
+    if task is pack:
+        assert duplicate.get(timeout=SOON) == outcome
+    else:
+        with pytest.raises(OutOfStockError) as caught:
+            duplicate.get(timeout=SOON)
+        assert caught.value.args == (order, 3)
+        assert duplicate.state == "FAILURE"
+    assert len(ledger.runs(order)) == 1
 
-    def test_call_after_a_released_error_is_published(self, ledger: Ledger, order: str) -> None:
-        first = flaky.delay(order, times=1)
-        first.get(timeout=SOON, propagate=False)
-        second = flaky.delay(order, times=1)
 
-        assert second.id != first.id
-        assert second.get(timeout=SOON) == "found one"
+def test_call_after_a_released_error_is_published(ledger: Ledger, order: str) -> None:
+    first = flaky.delay(order, times=1)
+    first.get(timeout=SOON, propagate=False)
+    second = flaky.delay(order, times=1)
+
+    assert second.id != first.id
+    assert second.get(timeout=SOON) == "found one"
 
 
 def test_other_arguments_are_rejected(ledger: Ledger, order: str) -> None:
@@ -159,140 +159,141 @@ def test_other_arguments_are_rejected(ledger: Ledger, order: str) -> None:
     assert first.get(timeout=SOON)["amount"] == 1
 
 
-class TestLostMessages:
-    @pytest.mark.exhaustive
-    def test_failed_publish_releases_the_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        with unreachable_broker() as connection, pytest.raises(OperationalError):
-            pack.apply_async((order,), connection=connection, retry=False)
+@pytest.mark.exhaustive
+def test_failed_publish_releases_the_key(shop: Shop, ledger: Ledger, order: str) -> None:
+    with unreachable_broker() as connection, pytest.raises(OperationalError):
+        pack.apply_async((order,), connection=connection, retry=False)
 
-        assert pack.idempotency_record(order) is None
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
+    assert pack.idempotency_record(order) is None
+    assert pack.delay(order).get(timeout=SOON)["receipt"]
 
-    def test_failed_publish_does_not_affect_a_running_call(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        first = ledger.start(pack, order)
-        run = ledger.wait_for_run(order)
-        with unreachable_broker() as connection:
-            duplicate = pack.apply_async((order,), connection=connection, retry=False)
 
-        assert duplicate.id == first.id, "nothing was published"
-        assert pack.idempotency_record(order).token == run.token
+def test_failed_publish_does_not_affect_a_running_call(ledger: Ledger, order: str) -> None:
+    first = ledger.start(pack, order)
+    run = ledger.wait_for_run(order)
+    with unreachable_broker() as connection:
+        duplicate = pack.apply_async((order,), connection=connection, retry=False)
+
+    assert duplicate.id == first.id, "nothing was published"
+    assert pack.idempotency_record(order).token == run.token
 
 
 def in_half_a_second() -> datetime:
     return datetime.now(timezone.utc) + timedelta(seconds=0.5)
 
 
-class TestDiscardedMessages:
-    """An expired or revoked message never runs, so the next call must be published."""
+# An expired or revoked message never runs, so the next call must be published.
+@pytest.mark.parametrize(
+    "expires",
+    [lambda: 0.5, in_half_a_second, lambda: in_half_a_second().isoformat()],
+    ids=["seconds", "datetime", "text"],
+)
+def test_expired_message_releases_the_key(
+    shop: Shop, ledger: Ledger, order: str, expires: Callable[[], Any]
+) -> None:
+    expired = pack.apply_async((order,), expires=expires(), queue=UNCONSUMED_QUEUE)
+    meanwhile = pack.delay(order)
+    eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
+    next_call = pack.delay(order)
 
-    @pytest.mark.parametrize(
-        "expires",
-        [lambda: 0.5, in_half_a_second, lambda: in_half_a_second().isoformat()],
-        ids=["seconds", "datetime", "text"],
-    )
-    def test_expired_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str, expires: Callable[[], Any]
-    ) -> None:
-        expired = pack.apply_async((order,), expires=expires(), queue=UNCONSUMED_QUEUE)
-        meanwhile = pack.delay(order)
-        eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
-        next_call = pack.delay(order)
-
-        assert meanwhile.id == expired.id
-        assert next_call.id != expired.id
-        assert next_call.get(timeout=SOON)["receipt"]
-
-    def test_expires_of_the_task_applies(
-        self, monkeypatch: pytest.MonkeyPatch, shop: Shop, order: str
-    ) -> None:
-        task = shop.app.tasks["shop.pack"]
-        monkeypatch.setattr(task, "expires", 0.5)
-        monkeypatch.setattr(task, "_exec_options", None)  # Celery caches it there
-        pack.apply_async((order,), queue=UNCONSUMED_QUEUE)
-
-        eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
-
-    def test_message_published_after_its_expiry_reserves_no_key(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        pack.apply_async((order,), expires=-1)
-
-        assert pack.idempotency_record(order) is None
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
-
-    @pytest.mark.parametrize(
-        "place",
-        [
-            pytest.param("in its queue", marks=needs_states_of_the_revoked),
-            pytest.param("in a worker", marks=needs_states_of_the_revoked),
-            pytest.param("on its way", marks=pytest.mark.exhaustive),
-        ],
-    )
-    def test_revoked_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str, place: str
-    ) -> None:
-        countdown = 600 if place == "in a worker" else None
-        queue = "celery" if countdown else f"late {order}"
-        revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
-        shop.control("revoke", revoked.id)
-        if place == "on its way":
-            shop.control("add_consumer", queue)
-            eventually(lambda: pack.idempotency_record(order) is None, "it is discarded")
-        next_call = pack.delay(order)
-
-        assert next_call.id != revoked.id
-        assert next_call.get(timeout=SOON)["receipt"]
-        assert len(ledger.runs(order)) == 1
+    assert meanwhile.id == expired.id
+    assert next_call.id != expired.id
+    assert next_call.get(timeout=SOON)["receipt"]
 
 
-class TestCallsThatAreNotDeduplicated:
-    def test_call_with_a_link(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(pack, order)
-        duplicate = pack.apply_async((order,), link=report.s(order))
+def test_expires_of_the_task_applies(
+    monkeypatch: pytest.MonkeyPatch, shop: Shop, order: str
+) -> None:
+    task = shop.app.tasks["shop.pack"]
+    monkeypatch.setattr(task, "expires", 0.5)
+    monkeypatch.setattr(task, "_exec_options", None)  # Celery caches it there
+    pack.apply_async((order,), queue=UNCONSUMED_QUEUE)
+
+    eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
+
+
+def test_message_published_after_its_expiry_reserves_no_key(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    pack.apply_async((order,), expires=-1)
+
+    assert pack.idempotency_record(order) is None
+    assert pack.delay(order).get(timeout=SOON)["receipt"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("in its queue", marks=needs_states_of_the_revoked),
+        pytest.param("in a worker", marks=needs_states_of_the_revoked),
+        pytest.param("on its way", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_revoked_message_releases_the_key(
+    shop: Shop, ledger: Ledger, order: str, place: str
+) -> None:
+    countdown = 600 if place == "in a worker" else None
+    queue = "celery" if countdown else f"late {order}"
+    revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
+    shop.control("revoke", revoked.id)
+    if place == "on its way":
+        shop.control("add_consumer", queue)
+        eventually(lambda: pack.idempotency_record(order) is None, "it is discarded")
+    next_call = pack.delay(order)
+
+    assert next_call.id != revoked.id
+    assert next_call.get(timeout=SOON)["receipt"]
+    assert len(ledger.runs(order)) == 1
+
+
+def test_call_with_a_link_is_published(ledger: Ledger, order: str) -> None:
+    first = ledger.start(pack, order)
+    duplicate = pack.apply_async((order,), link=report.s(order))
+    ledger.release(order)
+
+    assert duplicate.id != first.id
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    eventually(lambda: len(ledger.notes(order)) == 1, "the link is followed")
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after it"])
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda order, task_id: pack.apply_async((order,), task_id=task_id),
+        lambda order, task_id: pack.s(order).set(task_id=task_id).delay(),
+        lambda order, task_id: frozen(pack.s(order), task_id).delay(),
+    ],
+    ids=["task_id", "signature with a task_id", "frozen signature"],
+)
+def test_call_with_a_task_id_of_its_caller_is_published(
+    ledger: Ledger, order: str, publish: Callable[[str, str], Any], ended: bool
+) -> None:
+    first = ledger.start(pack, order)
+    if ended:
         ledger.release(order)
+        first.get(timeout=SOON)
+    own = f"own {order}"
+    published = publish(order, own)
+    ledger.release(order)
 
-        assert duplicate.id != first.id
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        eventually(lambda: len(ledger.notes(order)) == 1, "the link is followed")
-        assert len(ledger.runs(order)) == 1
+    assert published.id == own
+    assert pack.AsyncResult(own).get(timeout=SOON) == first.get(timeout=SOON)
+    assert len(ledger.runs(order)) == 1
 
-    @pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after it"])
-    @pytest.mark.parametrize(
-        "publish",
-        [
-            lambda order, task_id: pack.apply_async((order,), task_id=task_id),
-            lambda order, task_id: pack.s(order).set(task_id=task_id).delay(),
-            lambda order, task_id: frozen(pack.s(order), task_id).delay(),
-        ],
-        ids=["task_id", "signature with a task_id", "frozen signature"],
-    )
-    def test_call_with_a_task_id_of_its_caller(
-        self, ledger: Ledger, order: str, publish: Callable[[str, str], Any], ended: bool
-    ) -> None:
-        first = ledger.start(pack, order)
-        if ended:
-            ledger.release(order)
-            first.get(timeout=SOON)
-        own = f"own {order}"
-        published = publish(order, own)
-        ledger.release(order)
 
-        assert published.id == own
-        assert pack.AsyncResult(own).get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
+def test_call_with_a_task_id_of_its_caller_is_reserved(shop: Shop, order: str) -> None:
+    own = pack.apply_async((order,), task_id=f"own {order}", queue=UNCONSUMED_QUEUE)
 
-    def test_call_with_a_task_id_of_its_caller_is_reserved(self, shop: Shop, order: str) -> None:
-        own = pack.apply_async((order,), task_id=f"own {order}", queue=UNCONSUMED_QUEUE)
+    assert pack.delay(order).id == own.id
 
-        assert pack.delay(order).id == own.id
 
-    def test_head_of_a_chain(self, ledger: Ledger, order: str) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)
+def test_head_of_a_chain_is_published(ledger: Ledger, order: str) -> None:
+    receipt = pack.delay(order).get(timeout=SOON)
 
-        assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON) == receipt
-        assert len(ledger.runs(order)) == 1
+    assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON) == receipt
+    assert len(ledger.runs(order)) == 1
 
 
 def frozen(signature: Any, task_id: str) -> Any:
@@ -301,53 +302,52 @@ def frozen(signature: Any, task_id: str) -> Any:
     return signature
 
 
-class TestKeyHeldBy:
-    """The key is held by a call that stores no result with its task id."""
-
-    @pytest.mark.parametrize(
-        ("task", "done"),
-        [(pack, False), (pack, True), (final, False)],
-        ids=["runs", "done", "fails"],
-    )
-    def test_eager_call(self, ledger: Ledger, order: str, task: Any, done: bool) -> None:
-        ledger.hold(order)
-        with ThreadPoolExecutor(1) as thread:
-            eager = thread.submit(task.apply, (order,))
-            ledger.wait_for_run(order)
-            if done:
-                ledger.release(order)
-                eager.result(SOON)
-            result = task.delay(order)
-            assert result.ready() is done
-            if not done:
-                assert result.state == "PENDING"
-                with pytest.raises(CeleryTimeoutError):
-                    result.get(timeout=0.2)
-            ledger.release(order)
-
-            if task is final:
-                with pytest.raises(OutOfStockError):
-                    result.get(timeout=SOON)
-            else:
-                assert result.get(timeout=SOON) == eager.result(SOON).get()
-        assert result.state == ("FAILURE" if task is final else "SUCCESS")
-        assert (result.successful(), result.failed()) == (task is pack, task is final)
-        assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
-    def test_call_with_ignore_result(self, ledger: Ledger, order: str, done: bool) -> None:
-        first = ledger.start(pack, order, ignore_result=True)
+# The key is held by a call that stores no result with its task id.
+@pytest.mark.parametrize(
+    ("task", "done"),
+    [(pack, False), (pack, True), (final, False)],
+    ids=["runs", "done", "fails"],
+)
+def test_key_held_by_an_eager_call(ledger: Ledger, order: str, task: Any, done: bool) -> None:
+    ledger.hold(order)
+    with ThreadPoolExecutor(1) as thread:
+        eager = thread.submit(task.apply, (order,))
+        ledger.wait_for_run(order)
         if done:
             ledger.release(order)
-            ledger.wait_for_signal(first.id, "completed")
-        result = pack.delay(order)
-        assert (outcome_of(result) is None) is not done
+            eager.result(SOON)
+        result = task.delay(order)
+        assert result.ready() is done
+        if not done:
+            assert result.state == "PENDING"
+            with pytest.raises(CeleryTimeoutError):
+                result.get(timeout=0.2)
         ledger.release(order)
 
-        assert result.get(timeout=SOON)["receipt"]
-        assert result.id == first.id
-        outcome = outcome_of(result)
-        assert (outcome.replayed, outcome.task_id) == (True, first.id)
+        if task is final:
+            with pytest.raises(OutOfStockError):
+                result.get(timeout=SOON)
+        else:
+            assert result.get(timeout=SOON) == eager.result(SOON).get()
+    assert result.state == ("FAILURE" if task is final else "SUCCESS")
+    assert (result.successful(), result.failed()) == (task is pack, task is final)
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
+def test_key_held_by_a_call_with_ignore_result(ledger: Ledger, order: str, done: bool) -> None:
+    first = ledger.start(pack, order, ignore_result=True)
+    if done:
+        ledger.release(order)
+        ledger.wait_for_signal(first.id, "completed")
+    result = pack.delay(order)
+    assert (outcome_of(result) is None) is not done
+    ledger.release(order)
+
+    assert result.get(timeout=SOON)["receipt"]
+    assert result.id == first.id
+    outcome = outcome_of(result)
+    assert (outcome.replayed, outcome.task_id) == (True, first.id)
 
 
 class TestResultOfADeduplicatedPublish:

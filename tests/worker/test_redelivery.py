@@ -134,45 +134,46 @@ def test_messages_of_a_living_worker_are_delivered_once(
 SHOP = SETTINGS
 
 
-class TestWhatIsRenewed:
-    def test_idempotent_messages_only_from_their_delivery_on(self, shop: Shop, order: str) -> None:
-        """A worker that is killed before the first renewal must not cost an hour."""
-        shop.ledger.hold(order)
-        results = [pack.delay(order)]
-        first = eventually(lambda: scores(shop).get("shop.pack"), "the message is delivered")
-        assert first <= REDELIVER_AFTER
-        results.append(open_door.delay(order))
-        shop.ledger.wait_for_run(order, 2)
+def test_idempotent_messages_are_renewed_from_their_delivery_on(shop: Shop, order: str) -> None:
+    """A worker that is killed before the first renewal must not cost an hour."""
+    shop.ledger.hold(order)
+    results = [pack.delay(order)]
+    first = eventually(lambda: scores(shop).get("shop.pack"), "the message is delivered")
+    assert first <= REDELIVER_AFTER
+    results.append(open_door.delay(order))
+    shop.ledger.wait_for_run(order, 2)
 
-        def is_renewed_twice() -> bool:
-            seen.append(scores(shop))
-            return len({round(score["shop.pack"] + time.time(), 1) for score in seen}) > 2
+    def is_renewed_twice() -> bool:
+        seen.append(scores(shop))
+        return len({round(score["shop.pack"] + time.time(), 1) for score in seen}) > 2
 
-        seen: list[dict[str, float]] = []
-        eventually(is_renewed_twice)
+    seen: list[dict[str, float]] = []
+    eventually(is_renewed_twice)
 
-        assert all(0 < score["shop.pack"] <= REDELIVER_AFTER for score in seen)
-        assert all(score["shop.open_door"] > 3500 for score in seen)
-        shop.ledger.release(order)
-        for result in results:
-            result.get(timeout=SOON)
-
-    def test_calls_without_protection_are_left_to_the_broker(self, shop: Shop, order: str) -> None:
-        result = shop.ledger.start(pack, order, idempotency_key=False)
-
-        assert scores(shop)["shop.pack"] > 3500
-        shop.ledger.release(order)
+    assert all(0 < score["shop.pack"] <= REDELIVER_AFTER for score in seen)
+    assert all(score["shop.open_door"] > 3500 for score in seen)
+    shop.ledger.release(order)
+    for result in results:
         result.get(timeout=SOON)
 
-    def test_an_acknowledged_message_does_not_come_back(self, shop: Shop) -> None:
-        held: Any = SimpleNamespace(delivery_tag="acknowledged meanwhile")
 
-        with shop.app.connection_for_read() as connection:
-            broker = RedisBroker(connection)
-            broker.renew([held], 1.0)
-            broker.close()
+def test_calls_without_protection_are_left_to_the_broker(shop: Shop, order: str) -> None:
+    result = shop.ledger.start(pack, order, idempotency_key=False)
 
-        assert shop.redis.zscore("unacked_index", held.delivery_tag) is None
+    assert scores(shop)["shop.pack"] > 3500
+    shop.ledger.release(order)
+    result.get(timeout=SOON)
+
+
+def test_an_acknowledged_message_does_not_come_back(shop: Shop) -> None:
+    held: Any = SimpleNamespace(delivery_tag="acknowledged meanwhile")
+
+    with shop.app.connection_for_read() as connection:
+        broker = RedisBroker(connection)
+        broker.renew([held], 1.0)
+        broker.close()
+
+    assert shop.redis.zscore("unacked_index", held.delivery_tag) is None
 
 
 @pytest.mark.exhaustive

@@ -248,30 +248,34 @@ def test_in_the_header_of_a_chord(ledger: Ledger, order: str, shape: str) -> Non
     assert len(ledger.notes(f"after {order}")) == 1
 
 
-class TestReplacementWithTheSameKey:
-    def test_keeps_the_outcome_without_a_backend_result(self, ledger: Ledger, order: str) -> None:
-        in_stages.delay(order=order)
-        eventually(
-            lambda: len(runs := ledger.runs(order)) == 3 and runs[2].end, "the last stage has run"
-        )
+def test_stages_with_one_key_keep_the_outcome_without_a_backend_result(
+    ledger: Ledger, order: str
+) -> None:
+    in_stages.delay(order=order)
+    eventually(
+        lambda: len(runs := ledger.runs(order)) == 3 and runs[2].end, "the last stage has run"
+    )
 
-        runs = ledger.runs(order)
-        assert len({run.key for run in runs}) == len({run.task_id for run in runs}) == 1
-        assert [run.attempt for run in runs] == [1, 1, 1]
-        assert sorted(run.token for run in runs) == [run.token for run in runs]
-        eventually(lambda: in_stages.idempotency_record(order=order).result == 2, "it is stored")
+    runs = ledger.runs(order)
+    assert len({run.key for run in runs}) == len({run.task_id for run in runs}) == 1
+    assert [run.attempt for run in runs] == [1, 1, 1]
+    assert sorted(run.token for run in runs) == [run.token for run in runs]
+    eventually(lambda: in_stages.idempotency_record(order=order).result == 2, "it is stored")
 
-    @pytest.mark.exhaustive
-    def test_is_taken_over_when_killed(self, ledger: Ledger, order: str) -> None:
-        expected, members = in_plain_celery(ledger, order, "the end of a chain")
-        ledger.kill_once("end", order)
 
-        first = woven.delay(order=order, shape="the end of a chain")
+@pytest.mark.exhaustive
+def test_replacement_with_the_same_key_is_taken_over_when_killed(
+    ledger: Ledger, order: str
+) -> None:
+    expected, members = in_plain_celery(ledger, order, "the end of a chain")
+    ledger.kill_once("end", order)
 
-        assert first.get(timeout=SOON) == expected
-        assert sorted(ledger.notes(order)) == members
-        assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
-        assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
+    first = woven.delay(order=order, shape="the end of a chain")
+
+    assert first.get(timeout=SOON) == expected
+    assert sorted(ledger.notes(order)) == members
+    assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
+    assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
 
 
 FAILURES = [shape for shape in FAILING if shape != "an error that ends the key"]
@@ -283,65 +287,69 @@ def error_of(result: AsyncResult) -> BaseException:
     return error
 
 
-class TestReplacementThatFails:
-    """Its error frees the key, as an error of the replaced task does."""
+# Its error frees the key, as an error of the replaced task does.
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        *((handing_on, shape) for shape in FAILURES),
+        *((task, "a task") for task in (handing_on_reserved, handing_on_in_turn)),
+    ],
+    ids=lambda each: str(getattr(each, "name", each)),
+)
+def test_the_next_call_runs_after_a_failed_replacement(
+    ledger: Ledger, order: str, task: Any, shape: str
+) -> None:
+    first = task.delay(order, shape)
+    error_of(first)
+    following = task.delay(order, shape, amount=2)
 
-    @pytest.mark.core
-    @pytest.mark.parametrize(
-        ("task", "shape"),
-        [
-            *((handing_on, shape) for shape in FAILURES),
-            *((task, "a task") for task in (handing_on_reserved, handing_on_in_turn)),
-        ],
-        ids=lambda each: str(getattr(each, "name", each)),
-    )
-    def test_the_next_call_runs(self, ledger: Ledger, order: str, task: Any, shape: str) -> None:
-        first = task.delay(order, shape)
-        error_of(first)
-        following = task.delay(order, shape, amount=2)
+    assert following.id != first.id
+    value = following.get(timeout=SOON)
+    assert value == "done" if shape == "a task" else value
+    assert len(ledger.runs(order)) == 2
 
-        assert following.id != first.id
-        value = following.get(timeout=SOON)
-        assert value == "done" if shape == "a task" else value
-        assert len(ledger.runs(order)) == 2
 
-    def test_one_of_many_callers_runs(self, ledger: Ledger, order: str) -> None:
-        error_of(handing_on.delay(order))
-        results = [handing_on.delay(order) for _ in range(8)]
+def test_one_of_many_callers_runs_after_a_failed_replacement(ledger: Ledger, order: str) -> None:
+    error_of(handing_on.delay(order))
+    results = [handing_on.delay(order) for _ in range(8)]
 
-        assert [result.get(timeout=SOON) for result in results] == ["done"] * 8
-        assert len(ledger.runs(order)) == 2
-        assert ledger.notes(order) == ["stumble"] * 2
+    assert [result.get(timeout=SOON) for result in results] == ["done"] * 8
+    assert len(ledger.runs(order)) == 2
+    assert ledger.notes(order) == ["stumble"] * 2
 
-    def test_those_that_meet_it_while_it_runs(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(f"stumble of {order}")
-        first = handing_on.delay(order)
-        ledger.wait_for_run(order)
-        during = ledger.duplicate(handing_on, order)
-        ledger.release(f"stumble of {order}")
 
-        error_of(first)
-        assert during.get(timeout=SOON) == "done"
-        assert len(ledger.runs(order)) == 2
+def test_a_call_that_meets_a_replacement_that_fails(ledger: Ledger, order: str) -> None:
+    ledger.hold(f"stumble of {order}")
+    first = handing_on.delay(order)
+    ledger.wait_for_run(order)
+    during = ledger.duplicate(handing_on, order)
+    ledger.release(f"stumble of {order}")
 
-    def test_an_error_that_ends_the_key(self, ledger: Ledger, order: str) -> None:
-        first, second = (handing_on.delay(order, "an error that ends the key") for _ in range(2))
+    error_of(first)
+    assert during.get(timeout=SOON) == "done"
+    assert len(ledger.runs(order)) == 2
 
-        assert type(error_of(first)) is type(error_of(second)) is LookupError
-        assert len(ledger.runs(order)) == 1
 
-    def test_an_earlier_end_of_the_task_id_is_not_taken_for_its_error(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        shop.app.backend.mark_as_failure(order, OutOfStockError(order, 0))
-        ledger.hold(f"stumble of {order}")
-        handing_on.apply_async((order,), task_id=order)
-        ledger.wait_for_signal(order, "completed")
-        during = ledger.duplicate(handing_on, order)
+def test_an_error_of_a_replacement_that_ends_the_key(ledger: Ledger, order: str) -> None:
+    first, second = (handing_on.delay(order, "an error that ends the key") for _ in range(2))
 
-        assert len(ledger.runs(order)) == 1
-        ledger.release(f"stumble of {order}")
-        assert during.get(timeout=SOON) == "done"
+    assert type(error_of(first)) is type(error_of(second)) is LookupError
+    assert len(ledger.runs(order)) == 1
+
+
+def test_an_earlier_end_of_the_task_id_is_not_taken_for_its_error(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    shop.app.backend.mark_as_failure(order, OutOfStockError(order, 0))
+    ledger.hold(f"stumble of {order}")
+    handing_on.apply_async((order,), task_id=order)
+    ledger.wait_for_signal(order, "completed")
+    during = ledger.duplicate(handing_on, order)
+
+    assert len(ledger.runs(order)) == 1
+    ledger.release(f"stumble of {order}")
+    assert during.get(timeout=SOON) == "done"
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "by way of a plain task"])

@@ -83,82 +83,83 @@ def finished(shop: Shop, order: str, number: int) -> list[Any]:
     return shop.ledger.runs(order)
 
 
-class TestOfEachKind:
-    def test_a_stored_error(
-        self, shop: Shop, order: str, caplog: pytest.LogCaptureFixture, restored_receivers: None
-    ) -> None:
-        caplog.set_level("INFO", "celery_idempotent")
-        received: list[dict[str, Any]] = []
-        signals.rerun.connect(lambda **details: received.append(details), weak=False)
-        result = fail(shop, order)
+def test_a_stored_error_runs_again(
+    shop: Shop, order: str, caplog: pytest.LogCaptureFixture, restored_receivers: None
+) -> None:
+    caplog.set_level("INFO", "celery_idempotent")
+    received: list[dict[str, Any]] = []
+    signals.rerun.connect(lambda **details: received.append(details), weak=False)
+    result = fail(shop, order)
 
-        output = celery(shop.app, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
+    output = celery(shop.app, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
 
-        assert "published: it runs again" in output
-        (details,) = received
-        assert (details["sender"], details["task_id"]) == (final, result.id)
-        assert details["user"]
-        (line,) = [line for line in caplog.messages if "again" in line]
-        assert f"(FAILED, as task {result.id}: shop.final in queue celery)" in line
-        assert succeed(result) == "found one"
-        assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
-        assert final.idempotency_record(order, 1).state is State.COMPLETED
-        assert final.delay(order, 1).get(timeout=SOON) == "found one"
-        assert len(shop.ledger.runs(order)) == 2
+    assert "published: it runs again" in output
+    (details,) = received
+    assert (details["sender"], details["task_id"]) == (final, result.id)
+    assert details["user"]
+    (line,) = [line for line in caplog.messages if "again" in line]
+    assert f"(FAILED, as task {result.id}: shop.final in queue celery)" in line
+    assert succeed(result) == "found one"
+    assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
+    assert final.idempotency_record(order, 1).state is State.COMPLETED
+    assert final.delay(order, 1).get(timeout=SOON) == "found one"
+    assert len(shop.ledger.runs(order)) == 2
 
-    def test_a_poisoned_task(self, shop: Shop, order: str) -> None:
-        task_id = poison(shop, order)
 
-        celery(shop.app, "rerun", task_id, "--yes")
+def test_a_poisoned_task_runs_again(shop: Shop, order: str) -> None:
+    task_id = poison(shop, order)
 
-        assert succeed(shop.app.AsyncResult(task_id))["amount"] == 1
-        assert len(shop.ledger.runs(order)) == 2
+    celery(shop.app, "rerun", task_id, "--yes")
 
-    def test_a_rejected_duplicate(self, shop: Shop, order: str) -> None:
-        first, duplicate = reject(shop, order)
+    assert succeed(shop.app.AsyncResult(task_id))["amount"] == 1
+    assert len(shop.ledger.runs(order)) == 2
 
-        celery(shop.app, "rerun", duplicate.id, "--yes")
 
-        assert succeed(duplicate) == first.get()  # the key has its outcome by now
-        assert len(shop.ledger.runs(order)) == 1
-        eventually(lambda: not kept_of(shop, rejecting, order), "it is deleted")
-        assert rejecting.idempotency_record(order).state is State.COMPLETED
+def test_a_rejected_duplicate_runs_again(shop: Shop, order: str) -> None:
+    first, duplicate = reject(shop, order)
 
-    def test_a_completed_one_after_two_questions(self, extended_shop: Shop, order: str) -> None:
-        shop = extended_shop
-        shop.app.set_current()
-        receipt = pack.delay(order, amount=7).get(timeout=SOON)
-        key = str(pack.idempotency_key_of(order, amount=7))
+    celery(shop.app, "rerun", duplicate.id, "--yes")
 
-        assert "Repeat the effect?" in celery(shop.app, "rerun", key, code=1, answer="y\nn\n")
-        celery(shop.app, "rerun", key, "--yes", code=1, answer="")
-        assert len(shop.ledger.runs(order)) == 1
-        celery(shop.app, "rerun", key, answer="y\ny\n")
+    assert succeed(duplicate) == first.get()  # the key has its outcome by now
+    assert len(shop.ledger.runs(order)) == 1
+    eventually(lambda: not kept_of(shop, rejecting, order), "it is deleted")
+    assert rejecting.idempotency_record(order).state is State.COMPLETED
 
-        finished(shop, order, 2)
-        again = pack.delay(order, amount=7).get(timeout=SOON)
-        assert again["amount"] == 7
-        assert again != receipt
-        assert len(shop.ledger.runs(order)) == 2
 
-    def test_what_has_not_ended_or_has_no_message_is_left_alone(
-        self, shop: Shop, order: str
-    ) -> None:
-        running = shop.ledger.start(pack, f"running {order}")
-        assert "it has not ended" in celery(shop.app, "rerun", running.id, "--yes", code=1)
+def test_a_completed_call_runs_again_after_two_questions(extended_shop: Shop, order: str) -> None:
+    shop = extended_shop
+    shop.app.set_current()
+    receipt = pack.delay(order, amount=7).get(timeout=SOON)
+    key = str(pack.idempotency_key_of(order, amount=7))
 
-        pack.delay(order).get(timeout=SOON)
-        key = str(pack.idempotency_key_of(order))
-        output = celery(shop.app, "rerun", key, "--yes", "--completed", code=1)
-        assert "publish the call again" in output
+    assert "Repeat the effect?" in celery(shop.app, "rerun", key, code=1, answer="y\nn\n")
+    celery(shop.app, "rerun", key, "--yes", code=1, answer="")
+    assert len(shop.ledger.runs(order)) == 1
+    celery(shop.app, "rerun", key, answer="y\ny\n")
 
-        failing = f"failing {order}"
-        fail(shop, failing)
-        for name in kept_of(shop, final, failing, 1):
-            assert 0 < shop.redis.ttl(name) <= 86400
-            shop.redis.delete(name)
-        key = str(final.idempotency_key_of(failing, 1))
-        assert "its message is not kept" in celery(shop.app, "rerun", key, "--yes", code=1)
+    finished(shop, order, 2)
+    again = pack.delay(order, amount=7).get(timeout=SOON)
+    assert again["amount"] == 7
+    assert again != receipt
+    assert len(shop.ledger.runs(order)) == 2
+
+
+def test_what_has_not_ended_or_has_no_message_is_left_alone(shop: Shop, order: str) -> None:
+    running = shop.ledger.start(pack, f"running {order}")
+    assert "it has not ended" in celery(shop.app, "rerun", running.id, "--yes", code=1)
+
+    pack.delay(order).get(timeout=SOON)
+    key = str(pack.idempotency_key_of(order))
+    output = celery(shop.app, "rerun", key, "--yes", "--completed", code=1)
+    assert "publish the call again" in output
+
+    failing = f"failing {order}"
+    fail(shop, failing)
+    for name in kept_of(shop, final, failing, 1):
+        assert 0 < shop.redis.ttl(name) <= 86400
+        shop.redis.delete(name)
+    key = str(final.idempotency_key_of(failing, 1))
+    assert "its message is not kept" in celery(shop.app, "rerun", key, "--yes", code=1)
 
 
 def poison(shop: Shop, order: str) -> str:
@@ -206,68 +207,69 @@ def suspended(shop: Shop) -> Iterator[None]:
         shop.control("add_consumer", "celery")
 
 
-class TestTwoPeople:
-    @pytest.mark.parametrize(
-        "end",
-        [
-            lambda shop, order: fail(shop, order).id,
-            pytest.param(poison, marks=pytest.mark.exhaustive),
-            pytest.param(reject_and_forget, marks=pytest.mark.exhaustive),
-            complete,
-        ],
-        ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
-    )
-    def test_click_at_once(
-        self, extended_shop: Shop, order: str, end: Callable[[Shop, str], str]
-    ) -> None:
-        shop = extended_shop
-        shop.app.set_current()
-        task_id = end(shop, order)
-        barrier, cases = threading.Barrier(4), []
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda shop, order: fail(shop, order).id,
+        pytest.param(poison, marks=pytest.mark.exhaustive),
+        pytest.param(reject_and_forget, marks=pytest.mark.exhaustive),
+        complete,
+    ],
+    ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
+)
+def test_four_people_click_at_once(
+    extended_shop: Shop, order: str, end: Callable[[Shop, str], str]
+) -> None:
+    shop = extended_shop
+    shop.app.set_current()
+    task_id = end(shop, order)
+    barrier, cases = threading.Barrier(4), []
 
-        def click(user: str) -> None:
-            tasks = app_tasks.tasks(shop.app)
-            (target,) = resolve_records(tasks, (task_id,), None, may_be_absent=True)
-            call = changes.find_ended(tasks, target)
-            barrier.wait()
-            cases.append(changes.rerun(call, user=user))
+    def click(user: str) -> None:
+        tasks = app_tasks.tasks(shop.app)
+        (target,) = resolve_records(tasks, (task_id,), None, may_be_absent=True)
+        call = changes.find_ended(tasks, target)
+        barrier.wait()
+        cases.append(changes.rerun(call, user=user))
 
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(click, "abcd"))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(click, "abcd"))
 
-        assert "published" in cases
-        assert len(finished(shop, order, 2 - (end is poison))) == 2
+    assert "published" in cases
+    assert len(finished(shop, order, 2 - (end is poison))) == 2
 
-    @pytest.mark.exhaustive
-    def test_one_message_waits_until_the_other_has_failed(self, shop: Shop, order: str) -> None:
-        """Both messages are for the first error: if the first fails, the second does not run."""
-        fail(shop, order, times=2)
-        key = str(final.idempotency_key_of(order, 2))
-        with suspended(shop):
-            for _ in range(2):
-                celery(shop.app, "rerun", key, "--yes")
 
-        assert len(finished(shop, order, 2)) == 2
-        celery(shop.app, "rerun", key, "--yes")
-        assert finished(shop, order, 3), "it runs for the second error"
-
-    @pytest.mark.exhaustive
-    @pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
-    def test_nothing_is_lost_on_its_way(self, shop: Shop, order: str, lost: bool) -> None:
-        """A worker dies after forgetting the error, or the message is lost and published again."""
-        result = fail(shop, order)
-        key = str(final.idempotency_key_of(order, 1))
-        with suspended(shop):
+@pytest.mark.exhaustive
+def test_one_message_waits_until_the_other_has_failed(shop: Shop, order: str) -> None:
+    """Both messages are for the first error: if the first fails, the second does not run."""
+    fail(shop, order, times=2)
+    key = str(final.idempotency_key_of(order, 2))
+    with suspended(shop):
+        for _ in range(2):
             celery(shop.app, "rerun", key, "--yes")
-            assert final.idempotency_record(order, 1).state is State.FAILED
-            if lost:
-                assert shop.redis.delete("celery")
-                celery(shop.app, "rerun", key, "--yes")
-            else:
-                assert final.idempotency_forget(order, 1)  # and its message is redelivered
-        assert succeed(result) == "found one"
-        assert len(finished(shop, order, 2)) == 2
-        assert kept_of(shop, final, order) == []
+
+    assert len(finished(shop, order, 2)) == 2
+    celery(shop.app, "rerun", key, "--yes")
+    assert finished(shop, order, 3), "it runs for the second error"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
+def test_a_rerun_is_not_lost_on_its_way(shop: Shop, order: str, lost: bool) -> None:
+    """A worker dies after forgetting the error, or the message is lost and published again."""
+    result = fail(shop, order)
+    key = str(final.idempotency_key_of(order, 1))
+    with suspended(shop):
+        celery(shop.app, "rerun", key, "--yes")
+        assert final.idempotency_record(order, 1).state is State.FAILED
+        if lost:
+            assert shop.redis.delete("celery")
+            celery(shop.app, "rerun", key, "--yes")
+        else:
+            assert final.idempotency_forget(order, 1)  # and its message is redelivered
+    assert succeed(result) == "found one"
+    assert len(finished(shop, order, 2)) == 2
+    assert kept_of(shop, final, order) == []
 
 
 def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
@@ -286,39 +288,39 @@ def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     assert len(shop.ledger.runs(other)) == 1
 
 
-class TestTheMessage:
-    def test_its_expiry_and_retries_are_dropped_and_its_callback_runs_after_the_success(
-        self, shop: Shop, order: str
-    ) -> None:
-        links = {"link": pack.si(f"after {order}"), "link_error": report_failure.si(order)}
-        result = fail(shop, order, expires=3600, countdown=0.1, **links)
-        eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
+def test_expiry_and_retries_are_dropped_and_the_callback_runs_after_the_success(
+    shop: Shop, order: str
+) -> None:
+    links = {"link": pack.si(f"after {order}"), "link_error": report_failure.si(order)}
+    result = fail(shop, order, expires=3600, countdown=0.1, **links)
+    eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
 
-        celery(shop.app, "rerun", result.id, "--yes")
+    celery(shop.app, "rerun", result.id, "--yes")
 
-        assert succeed(result) == "found one"
-        shop.ledger.wait_for_run(f"after {order}")
-        assert len(shop.ledger.notes(order)) == 1
+    assert succeed(result) == "found one"
+    shop.ledger.wait_for_run(f"after {order}")
+    assert len(shop.ledger.notes(order)) == 1
 
-    def test_a_chord_counts_its_member_once(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(f"other {order}")
-        body = pack.si(f"body {order}")
-        body.link_error(report_failure.si(order))
-        whole = chord(group(final.s(order, 1), pack.s(f"other {order}")), body).apply_async()
-        member = whole.parent.results[0]
-        shop.ledger.wait_for_run(order)
-        eventually(lambda: member.failed(), "the member has failed")
-        bodies: list[Any] = []
-        receiver = before_task_publish.connect(lambda body, **_: bodies.append(body), weak=False)
-        celery(shop.app, "rerun", member.id, "--yes")
-        before_task_publish.disconnect(receiver)
-        # Before 5.7, Celery counts each return of a member; later ones, the first.
-        assert [body[2]["chord"] for body in bodies] == [None]
-        assert succeed(member) == "found one"
-        shop.ledger.release(f"other {order}")
 
-        eventually(lambda: shop.ledger.notes(order), "the chord has failed, and not run its body")
-        assert shop.ledger.runs(f"body {order}") == []
+def test_a_chord_counts_its_member_once(shop: Shop, order: str) -> None:
+    shop.ledger.hold(f"other {order}")
+    body = pack.si(f"body {order}")
+    body.link_error(report_failure.si(order))
+    whole = chord(group(final.s(order, 1), pack.s(f"other {order}")), body).apply_async()
+    member = whole.parent.results[0]
+    shop.ledger.wait_for_run(order)
+    eventually(lambda: member.failed(), "the member has failed")
+    bodies: list[Any] = []
+    receiver = before_task_publish.connect(lambda body, **_: bodies.append(body), weak=False)
+    celery(shop.app, "rerun", member.id, "--yes")
+    before_task_publish.disconnect(receiver)
+    # Before 5.7, Celery counts each return of a member; later ones, the first.
+    assert [body[2]["chord"] for body in bodies] == [None]
+    assert succeed(member) == "found one"
+    shop.ledger.release(f"other {order}")
+
+    eventually(lambda: shop.ledger.notes(order), "the chord has failed, and not run its body")
+    assert shop.ledger.runs(f"body {order}") == []
 
 
 class TestLargeMessages:

@@ -63,154 +63,158 @@ def refusal(ledger: Ledger, task_id: str) -> dict[str, Any]:
     return received.details
 
 
-class TestDuplicate:
-    @pytest.mark.core
-    def test_runs_after_the_completion_and_is_counted_as_a_replay(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        first, duplicate = pack.delay(order), None
-        receipt = first.get(timeout=SOON)
-        record = eventually(lambda: pack.idempotency_record(order), "the record")
-        duplicate = pack.delay(order)
+@pytest.mark.core
+def test_duplicate_runs_after_the_completion_and_is_counted_as_a_replay(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    first, duplicate = pack.delay(order), None
+    receipt = first.get(timeout=SOON)
+    record = eventually(lambda: pack.idempotency_record(order), "the record")
+    duplicate = pack.delay(order)
 
-        assert duplicate.get(timeout=SOON) != receipt
-        assert decisions(ledger, first.id) == ["would_run"]
-        (received,) = ledger.signals(duplicate.id)
-        assert received.name == "would_replay"
-        assert received.details["record"]["task_id"] == first.id
-        for run in ledger.runs(order):
-            assert (run.key, run.protected) == (str(pack.idempotency_key_of(order)), False)
-            assert (run.token, run.attempt, run.recovered) == (0, 1, False)
-        assert len(ledger.runs(order)) == 2
-        # The record holds the fact only.
-        assert (record.state, record.format) == (State.COMPLETED, "")
-        (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
-        assert receipt["receipt"].encode() not in shop.redis.get(name)
-
-    def test_runs_at_once_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(pack, order)
-        duplicate, copy = pack.delay(order), pack.apply_async((order,), task_id=first.id)
-        ledger.wait_for_run(order, number=3)
-        ledger.release(order)
-
-        receipts = [result.get(timeout=SOON)["receipt"] for result in (first, duplicate)]
-        assert len(set(receipts)) == 2
-        eventually(lambda: all(run.end for run in ledger.runs(order)), "all have returned")
-        assert copy.id == first.id
-        assert decisions(ledger, duplicate.id) == ["would_conflict"]
-        assert decisions(ledger, first.id) == ["would_run", "would_conflict"]
-        _, copy_signal = ledger.signals(first.id)
-        assert copy_signal.details["policy"] == "retry"
+    assert duplicate.get(timeout=SOON) != receipt
+    assert decisions(ledger, first.id) == ["would_run"]
+    (received,) = ledger.signals(duplicate.id)
+    assert received.name == "would_replay"
+    assert received.details["record"]["task_id"] == first.id
+    for run in ledger.runs(order):
+        assert (run.key, run.protected) == (str(pack.idempotency_key_of(order)), False)
+        assert (run.token, run.attempt, run.recovered) == (0, 1, False)
+    assert len(ledger.runs(order)) == 2
+    # The record holds the fact only.
+    assert (record.state, record.format) == (State.COMPLETED, "")
+    (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
+    assert receipt["receipt"].encode() not in shop.redis.get(name)
 
 
-class TestPublisher:
-    def test_deduplicated_call_is_published_and_counted_once(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        first, duplicate = reserved.delay(order), reserved.delay(order)
-        ledger.wait_for_run(order, number=2)
-        ledger.release(order)
+def test_duplicate_runs_at_once_during_the_first_execution(ledger: Ledger, order: str) -> None:
+    first = ledger.start(pack, order)
+    duplicate, copy = pack.delay(order), pack.apply_async((order,), task_id=first.id)
+    ledger.wait_for_run(order, number=3)
+    ledger.release(order)
 
-        assert duplicate.id != first.id
-        assert first.get(timeout=SOON) != duplicate.get(timeout=SOON)
-        assert decisions(ledger, first.id) == ["would_run"]
-        assert decisions(ledger, duplicate.id) == ["would_deduplicate"]
-        _, run = sorted(ledger.runs(order), key=lambda run: run.task_id == duplicate.id)
-        assert run.key == str(reserved.idempotency_key_of(order))
-
-    def test_mark_of_a_forwarded_message_is_ignored(self, ledger: Ledger, order: str) -> None:
-        headers = {"idempotency_shadow": "deduplicated of-another-task"}
-        result = pack.apply_async((order,), headers=headers)
-
-        assert result.get(timeout=SOON)
-        assert decisions(ledger, result.id) == ["would_run"]
-
-    @pytest.mark.parametrize("key", ["", object(), ["a", ""], "x" * 1000])
-    def test_unusable_key_of_a_call_is_refused_in_the_count_only(
-        self, ledger: Ledger, order: str, key: object
-    ) -> None:
-        results = [
-            pack.apply_async((order,), idempotency_key=key),
-            pack.s(order).set(idempotency_key=key).apply_async(),
-        ]
-
-        for result in results:
-            assert result.get(timeout=SOON)["receipt"]
-            assert refusal(ledger, result.id)["reason"] == "key_rule"
+    receipts = [result.get(timeout=SOON)["receipt"] for result in (first, duplicate)]
+    assert len(set(receipts)) == 2
+    eventually(lambda: all(run.end for run in ledger.runs(order)), "all have returned")
+    assert copy.id == first.id
+    assert decisions(ledger, duplicate.id) == ["would_conflict"]
+    assert decisions(ledger, first.id) == ["would_run", "would_conflict"]
+    _, copy_signal = ledger.signals(first.id)
+    assert copy_signal.details["policy"] == "retry"
 
 
-class TestRefusal:
-    def test_other_arguments(self, ledger: Ledger, order: str) -> None:
-        charge.delay(order, amount=1).get(timeout=SOON)
-        result = charge.delay(order, amount=2)
+def test_deduplicated_call_is_published_and_counted_once(ledger: Ledger, order: str) -> None:
+    ledger.hold(order)
+    first, duplicate = reserved.delay(order), reserved.delay(order)
+    ledger.wait_for_run(order, number=2)
+    ledger.release(order)
 
-        assert result.get(timeout=SOON)["amount"] == 2
-        details = refusal(ledger, result.id)
-        assert (details["reason"], details["error"][0]) == ("reused", "KeyReusedError")
-
-    @pytest.mark.parametrize("fault", ["raises", "none", "object", "nan"])
-    def test_key_rule_that_fails(self, ledger: Ledger, order: str, fault: str) -> None:
-        result = misruled.delay(fault, order)
-
-        assert result.get(timeout=SOON)
-        details = refusal(ledger, result.id)
-        assert (details["reason"], details["key"]) == ("key_rule", "")
-
-    @pytest.mark.parametrize("damage", ["set", "lpush"], ids=["damaged", "of another type"])
-    def test_unreadable_record(self, shop: Shop, ledger: Ledger, order: str, damage: str) -> None:
-        getattr(shop.redis, damage)(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
-
-        result = pack.delay(order)
-        assert result.get(timeout=SOON)
-        assert refusal(ledger, result.id)["reason"] == "corrupt"
+    assert duplicate.id != first.id
+    assert first.get(timeout=SOON) != duplicate.get(timeout=SOON)
+    assert decisions(ledger, first.id) == ["would_run"]
+    assert decisions(ledger, duplicate.id) == ["would_deduplicate"]
+    _, run = sorted(ledger.runs(order), key=lambda run: run.task_id == duplicate.id)
+    assert run.key == str(reserved.idempotency_key_of(order))
 
 
-class TestEnds:
-    def test_error_reaches_the_caller_and_frees_the_key(self, ledger: Ledger, order: str) -> None:
-        failed = flaky.delay(order, times=1)
-        with pytest.raises(OutOfStockError):
-            failed.get(timeout=SOON)
-        again, copy = flaky.delay(order, times=1), None
+def test_mark_of_a_forwarded_message_is_ignored(ledger: Ledger, order: str) -> None:
+    headers = {"idempotency_shadow": "deduplicated of-another-task"}
+    result = pack.apply_async((order,), headers=headers)
 
-        assert again.get(timeout=SOON) == "found one"
-        assert decisions(ledger, again.id) == ["would_run"]
-        copy = flaky.apply_async((order,), {"times": 1}, task_id=failed.id)
-        ledger.wait_for_signal(copy.id, "would_replay")
+    assert result.get(timeout=SOON)
+    assert decisions(ledger, result.id) == ["would_run"]
 
-    def test_error_that_ends_the_key(self, ledger: Ledger, order: str) -> None:
-        for number in range(2):
-            result = final.delay(order, times=1)
-            if number == 0:
-                with pytest.raises(OutOfStockError):
-                    result.get(timeout=SOON)
-        assert result.get(timeout=SOON) == "found one"
-        assert decisions(ledger, result.id) == ["would_replay"]
 
-    def test_retry_runs_and_holds_the_key(self, ledger: Ledger, order: str) -> None:
-        result = try_later.delay(order, countdown=1)
-        eventually(lambda: ledger.runs(order) and ledger.runs(order)[0].end, "it has retried")
-        duplicate = try_later.delay(order, countdown=1)
+@pytest.mark.parametrize("key", ["", object(), ["a", ""], "x" * 1000])
+def test_unusable_key_of_a_call_is_refused_in_the_count_only(
+    ledger: Ledger, order: str, key: object
+) -> None:
+    results = [
+        pack.apply_async((order,), idempotency_key=key),
+        pack.s(order).set(idempotency_key=key).apply_async(),
+    ]
 
-        assert result.get(timeout=SOON)
-        assert duplicate.get(timeout=SOON)
-        assert decisions(ledger, result.id) == ["would_run", "would_run"]
-        assert decisions(ledger, duplicate.id)[0] == "would_conflict"
+    for result in results:
+        assert result.get(timeout=SOON)["receipt"]
+        assert refusal(ledger, result.id)["reason"] == "key_rule"
 
-    @pytest.mark.parametrize("way", sorted(EXITS.keys() - {"SystemExit", "KeyboardInterrupt"}))
-    def test_ends_as_in_plain_celery(
-        self, shop: Shop, ledger: Ledger, order: str, way: str
-    ) -> None:
-        result = leaving.delay(order, way)
-        run = ledger.wait_for_run(order)
-        if way == "requeue":
-            assert result.get(timeout=SOON) == "back"
-        eventually(lambda: ledger.runs(order)[0].end, "the first execution has ended")
-        shop.wait_until_empty()
 
-        assert run.task_id == result.id
-        passes = 2 if way == "requeue" else 1
-        assert decisions(ledger, result.id) == ["would_run"] * passes
+def test_other_arguments_are_refused_in_the_count_only(ledger: Ledger, order: str) -> None:
+    charge.delay(order, amount=1).get(timeout=SOON)
+    result = charge.delay(order, amount=2)
+
+    assert result.get(timeout=SOON)["amount"] == 2
+    details = refusal(ledger, result.id)
+    assert (details["reason"], details["error"][0]) == ("reused", "KeyReusedError")
+
+
+@pytest.mark.parametrize("fault", ["raises", "none", "object", "nan"])
+def test_key_rule_that_fails_is_refused_in_the_count_only(
+    ledger: Ledger, order: str, fault: str
+) -> None:
+    result = misruled.delay(fault, order)
+
+    assert result.get(timeout=SOON)
+    details = refusal(ledger, result.id)
+    assert (details["reason"], details["key"]) == ("key_rule", "")
+
+
+@pytest.mark.parametrize("damage", ["set", "lpush"], ids=["damaged", "of another type"])
+def test_unreadable_record_is_refused_in_the_count_only(
+    shop: Shop, ledger: Ledger, order: str, damage: str
+) -> None:
+    getattr(shop.redis, damage)(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
+
+    result = pack.delay(order)
+    assert result.get(timeout=SOON)
+    assert refusal(ledger, result.id)["reason"] == "corrupt"
+
+
+def test_error_reaches_the_caller_and_frees_the_key(ledger: Ledger, order: str) -> None:
+    failed = flaky.delay(order, times=1)
+    with pytest.raises(OutOfStockError):
+        failed.get(timeout=SOON)
+    again, copy = flaky.delay(order, times=1), None
+
+    assert again.get(timeout=SOON) == "found one"
+    assert decisions(ledger, again.id) == ["would_run"]
+    copy = flaky.apply_async((order,), {"times": 1}, task_id=failed.id)
+    ledger.wait_for_signal(copy.id, "would_replay")
+
+
+def test_error_that_ends_the_key_is_counted_as_a_replay(ledger: Ledger, order: str) -> None:
+    for number in range(2):
+        result = final.delay(order, times=1)
+        if number == 0:
+            with pytest.raises(OutOfStockError):
+                result.get(timeout=SOON)
+    assert result.get(timeout=SOON) == "found one"
+    assert decisions(ledger, result.id) == ["would_replay"]
+
+
+def test_retry_runs_and_holds_the_key(ledger: Ledger, order: str) -> None:
+    result = try_later.delay(order, countdown=1)
+    eventually(lambda: ledger.runs(order) and ledger.runs(order)[0].end, "it has retried")
+    duplicate = try_later.delay(order, countdown=1)
+
+    assert result.get(timeout=SOON)
+    assert duplicate.get(timeout=SOON)
+    assert decisions(ledger, result.id) == ["would_run", "would_run"]
+    assert decisions(ledger, duplicate.id)[0] == "would_conflict"
+
+
+@pytest.mark.parametrize("way", sorted(EXITS.keys() - {"SystemExit", "KeyboardInterrupt"}))
+def test_ends_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str, way: str) -> None:
+    result = leaving.delay(order, way)
+    run = ledger.wait_for_run(order)
+    if way == "requeue":
+        assert result.get(timeout=SOON) == "back"
+    eventually(lambda: ledger.runs(order)[0].end, "the first execution has ended")
+    shop.wait_until_empty()
+
+    assert run.task_id == result.id
+    passes = 2 if way == "requeue" else 1
+    assert decisions(ledger, result.id) == ["would_run"] * passes
 
 
 @pytest.mark.parametrize(

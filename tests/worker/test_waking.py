@@ -106,56 +106,62 @@ def begun(shop: Shop, task: Any, order: str, number: int = 2) -> tuple[Any, list
     return shop.ledger.start(task, order), duplicates_of(shop, task, order, number)
 
 
-class TestTheRunEnds:
-    #: Celery's handler enters a message with an ETA by `consumer.timer.call_at`, in each version.
-    pytestmark = pytest.mark.core
+# Celery's handler enters a message with an ETA by `consumer.timer.call_at`, in each version.
+@pytest.mark.core
+def test_a_result_answers_all_at_once(shop: Shop, order: str) -> None:
+    assert_answered_at_once(shop, order, *begun(shop, pack, order))
+    assert len(shop.ledger.runs(order)) == 1
 
-    def test_with_a_result_that_answers_all(self, shop: Shop, order: str) -> None:
-        assert_answered_at_once(shop, order, *begun(shop, pack, order))
-        assert len(shop.ledger.runs(order)) == 1
 
-    def test_with_an_error_so_that_the_next_runs(self, shop: Shop, order: str) -> None:
-        first = shop.ledger.start(flaky, order, 2)
-        duplicates = [shop.ledger.duplicate(flaky, order, 2) for _ in range(3)]
-        with at_once():
-            shop.ledger.release(order)
-            ends = [each.get(timeout=SOON, propagate=False) for each in (first, *duplicates)]
-        assert [type(end) for end in ends] == [OutOfStockError, OutOfStockError, str, str]
+@pytest.mark.core
+def test_after_an_error_the_next_runs_at_once(shop: Shop, order: str) -> None:
+    first = shop.ledger.start(flaky, order, 2)
+    duplicates = [shop.ledger.duplicate(flaky, order, 2) for _ in range(3)]
+    with at_once():
+        shop.ledger.release(order)
+        ends = [each.get(timeout=SOON, propagate=False) for each in (first, *duplicates)]
+    assert [type(end) for end in ends] == [OutOfStockError, OutOfStockError, str, str]
 
-    def test_with_its_process(self, shop: Shop, order: str) -> None:
-        first, duplicates = begun(shop, pack, order)
-        os.kill(shop.ledger.runs(order)[0].pid, 9)
-        shop.ledger.wait_for_run(order, 2)
-        values = values_at_once(shop, order, first, *duplicates)
-        assert values == [values[0]] * 3
 
-    @pytest.mark.parametrize(
-        ("task", "comes"),
-        [
-            (try_early, "alone"),
-            (try_early, "after a duplicate"),
-            (try_early_in_turn, "before a duplicate"),
-        ],
-    )
-    def test_whose_retry_waits(self, shop: Shop, order: str, task: Any, comes: str) -> None:
-        ledger, first = shop.ledger, shop.ledger.start(task, order)
-        duplicates = duplicates_of(shop, task, order, 1) if comes == "after a duplicate" else []
-        ledger.hold(f"retry of {order}")
-        ledger.release(order)
-        ledger.wait_for_signal(first.id, "conflicted")
-        if comes == "before a duplicate":
-            duplicates = [ledger.duplicate(task, order)]
-        eventually(lambda: waiting(shop, task, order) == 1 + len(duplicates), "the retry waits")
-        values = values_at_once(shop, f"retry of {order}", first, *duplicates)
-        assert [run.end for run in ledger.runs(order)][:2] == ["Retry", "returned"]
-        assert len(set(values)) == (1 if task is try_early else len(values))
+@pytest.mark.core
+def test_after_the_death_of_its_process(shop: Shop, order: str) -> None:
+    first, duplicates = begun(shop, pack, order)
+    os.kill(shop.ledger.runs(order)[0].pid, 9)
+    shop.ledger.wait_for_run(order, 2)
+    values = values_at_once(shop, order, first, *duplicates)
+    assert values == [values[0]] * 3
 
-    def test_one_at_a_time_in_order(self, shop: Shop, order: str) -> None:
-        first, duplicates = begun(shop, in_turn, order, 5)
-        results = [each["receipt"] for each in values_at_once(shop, order, first, *duplicates)]
-        assert len(set(results)) == 6
-        ids = [run.task_id for run in shop.ledger.runs(order)]
-        assert ids == [first.id, *(each.id for each in duplicates)]
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("task", "comes"),
+    [
+        (try_early, "alone"),
+        (try_early, "after a duplicate"),
+        (try_early_in_turn, "before a duplicate"),
+    ],
+)
+def test_a_retry_is_woken(shop: Shop, order: str, task: Any, comes: str) -> None:
+    ledger, first = shop.ledger, shop.ledger.start(task, order)
+    duplicates = duplicates_of(shop, task, order, 1) if comes == "after a duplicate" else []
+    ledger.hold(f"retry of {order}")
+    ledger.release(order)
+    ledger.wait_for_signal(first.id, "conflicted")
+    if comes == "before a duplicate":
+        duplicates = [ledger.duplicate(task, order)]
+    eventually(lambda: waiting(shop, task, order) == 1 + len(duplicates), "the retry waits")
+    values = values_at_once(shop, f"retry of {order}", first, *duplicates)
+    assert [run.end for run in ledger.runs(order)][:2] == ["Retry", "returned"]
+    assert len(set(values)) == (1 if task is try_early else len(values))
+
+
+@pytest.mark.core
+def test_turns_are_taken_in_order(shop: Shop, order: str) -> None:
+    first, duplicates = begun(shop, in_turn, order, 5)
+    results = [each["receipt"] for each in values_at_once(shop, order, first, *duplicates)]
+    assert len(set(results)) == 6
+    ids = [run.task_id for run in shop.ledger.runs(order)]
+    assert ids == [first.id, *(each.id for each in duplicates)]
 
 
 def test_commands_show_what_waits_and_how_soon_it_was_answered(shop: Shop, order: str) -> None:

@@ -125,56 +125,57 @@ DECISIONS = 'celery_idempotent_decisions_total{{decision="{}",task="shop.pack"}}
 RENEWED = "celery_idempotent_messages_renewed"
 
 
-class TestMetrics:
-    @pytest.mark.usefixtures("worker")
-    def test_decisions_and_begins_of_all_processes(self, shop: Shop, port: int, order: str) -> None:
-        before = scrape(port)
-        for number in range(6):
-            charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
-        shop.wait_until_empty()  # a call is counted after its result is there
-        after = scrape(port)
+@pytest.mark.usefixtures("worker")
+def test_metrics_have_decisions_and_begins_of_all_processes(
+    shop: Shop, port: int, order: str
+) -> None:
+    before = scrape(port)
+    for number in range(6):
+        charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
+    shop.wait_until_empty()  # a call is counted after its result is there
+    after = scrape(port)
 
-        def increase(metric: str, label: str) -> float:
-            series = f'celery_idempotent_{metric}{{{label},task="shop.charge"}}'
-            return after.get(series, 0) - before.get(series, 0)
+    def increase(metric: str, label: str) -> float:
+        series = f'celery_idempotent_{metric}{{{label},task="shop.charge"}}'
+        return after.get(series, 0) - before.get(series, 0)
 
-        for decision, case in (("run", "begun"), ("replay", "finished")):
-            assert increase("decisions_total", f'decision="{decision}"') == 3
-            assert increase("begin_seconds_count", f'case="{case}"') == 3
-            assert 0 < increase("begin_seconds_sum", f'case="{case}"') < 3 * SOON
+    for decision, case in (("run", "begun"), ("replay", "finished")):
+        assert increase("decisions_total", f'decision="{decision}"') == 3
+        assert increase("begin_seconds_count", f'case="{case}"') == 3
+        assert 0 < increase("begin_seconds_sum", f'case="{case}"') < 3 * SOON
 
-    @pytest.mark.usefixtures("worker")
-    def test_a_takeover_is_measured_and_a_dead_process_holds_nothing(
-        self, shop: Shop, port: int, order: str
-    ) -> None:
-        name = 'celery_idempotent_takeover_seconds_count{task="shop.pack"}'
-        before = scrape(port).get(name, 0)
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        kill(shop, order)
-        shop.ledger.wait_for_run(order, 2)
 
-        values = scrape(port)
-        assert values[name] == before + 1
-        assert values["celery_idempotent_leases_held"] == 1
-        shop.ledger.release(order)
-        result.get(timeout=SOON)
-        eventually(lambda: scrape(port)["celery_idempotent_leases_held"] == 0, "no lease is held")
+@pytest.mark.usefixtures("worker")
+def test_metrics_have_a_takeover_and_no_lease_of_a_dead_process(
+    shop: Shop, port: int, order: str
+) -> None:
+    name = 'celery_idempotent_takeover_seconds_count{task="shop.pack"}'
+    before = scrape(port).get(name, 0)
+    shop.ledger.hold(order)
+    result = pack.delay(order)
+    kill(shop, order)
+    shop.ledger.wait_for_run(order, 2)
 
-    def test_counters_are_served_before_there_is_anything_to_count(
-        self, shop: Shop, port: int
-    ) -> None:
-        values = scrape(port)
+    values = scrape(port)
+    assert values[name] == before + 1
+    assert values["celery_idempotent_leases_held"] == 1
+    shop.ledger.release(order)
+    result.get(timeout=SOON)
+    eventually(lambda: scrape(port)["celery_idempotent_leases_held"] == 0, "no lease is held")
 
-        for series in (
-            'celery_idempotent_refused_total{reason="poisoned",task="shop.tick"}',
-            'celery_idempotent_outcomes_total{outcome="outcome_unsaved",task="shop.tick"}',
-            'celery_idempotent_decisions_total{decision="unprotected",task="shop.tick"}',
-            'celery_idempotent_deduplicated_total{task="shop.tick"}',
-            'celery_idempotent_takeover_seconds_bucket{le="300.0",task="shop.tick"}',
-            "celery_idempotent_heartbeats_replaced_total",
-        ):
-            assert values[series] == 0
+
+def test_counters_are_served_before_there_is_anything_to_count(shop: Shop, port: int) -> None:
+    values = scrape(port)
+
+    for series in (
+        'celery_idempotent_refused_total{reason="poisoned",task="shop.tick"}',
+        'celery_idempotent_outcomes_total{outcome="outcome_unsaved",task="shop.tick"}',
+        'celery_idempotent_decisions_total{decision="unprotected",task="shop.tick"}',
+        'celery_idempotent_deduplicated_total{task="shop.tick"}',
+        'celery_idempotent_takeover_seconds_bucket{le="300.0",task="shop.tick"}',
+        "celery_idempotent_heartbeats_replaced_total",
+    ):
+        assert values[series] == 0
 
 
 @pytest.mark.exhaustive
@@ -220,75 +221,75 @@ def tidy() -> None: ...
 def by_order(order_id: int = 0) -> None: ...
 
 
-class TestLogAtStart:
-    def test_of_a_worker(self, worker: Worker) -> None:
-        lines = worker.logs().splitlines()
-        (stores,) = (line for line in lines if "idempotent tasks" in line)
-        (weakness,) = (line for line in lines if "weakens idempotency" in line)
+def test_log_at_start(worker: Worker) -> None:
+    lines = worker.logs().splitlines()
+    (stores,) = (line for line in lines if "idempotent tasks" in line)
+    (weakness,) = (line for line in lines if "weakens idempotency" in line)
 
-        assert "records at redis://127.0.0.1:" in stores
-        assert "nothing is written to disk" in weakness
-        assert "appendonly yes" in weakness
-        assert re.search(r"shop\.short_lease: key by .*, lease 2(,|$)", worker.logs(), re.MULTILINE)
-        assert "shop.open_door: unprotected" in worker.logs()
-
-    def test_tasks_with_one_rule_and_mode_have_one_line(self) -> None:
-        app = Celery("shop", broker="redis://", backend="redis://", set_as_current=False)
-        app.finalized = True  # without the shared tasks of other tests
-        for name, options in {
-            "charge": {"idempotency_key": "order:{order_id}", "acks_late": True},
-            "index": {"idempotency_until": "started", "idempotency_debounce": 2},
-            "search": {"idempotency_until": "started", "idempotency_debounce": 2.0},
-            "bill": {"idempotency_transaction": create_engine("sqlite://")},
-            "pay": {
-                "idempotency_offload_backend": "file:///tmp/secret",
-                "idempotency_encryption_keys": [Fernet.generate_key()],
-            },
-            "ship": {"idempotency_lease": 5, "idempotency_label": "order {order_id}"},
-            "tidy": {"idempotency_enabled": False},
-            "watch": {"idempotency_shadow": True},
-        }.items():
-            app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
-
-        burst = "until started, reservation_ttl 3602, debounce 2"
-        assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
-            "bill: key by all arguments, serializer json, transaction in sqlite",
-            "charge: key by the template 'order:{order_id}', serializer json",
-            f"index, search: key by all arguments, {burst}, serializer json",
-            "pay: key by all arguments, serializer json, encrypted, offload to file",
-            "ship: key by all arguments, lease 5, serializer json, label order {order_id}",
-            "tidy: unprotected (idempotency_enabled is False)",
-            "watch: key by all arguments, serializer json, in shadow (every call runs)",
-        ]
+    assert "records at redis://127.0.0.1:" in stores
+    assert "nothing is written to disk" in weakness
+    assert "appendonly yes" in weakness
+    assert re.search(r"shop\.short_lease: key by .*, lease 2(,|$)", worker.logs(), re.MULTILINE)
+    assert "shop.open_door: unprotected" in worker.logs()
 
 
-class TestInspect:
-    def test_a_lease_and_its_expiry(
-        self, shop: Shop, worker: Worker, port: int, order: str
-    ) -> None:
-        result = shop.ledger.start(pack, order)
-        run = shop.ledger.wait_for_run(order)
+def test_tasks_with_one_rule_and_mode_have_one_line_in_the_log_at_start(self) -> None:
+    app = Celery("shop", broker="redis://", backend="redis://", set_as_current=False)
+    app.finalized = True  # without the shared tasks of other tests
+    for name, options in {
+        "charge": {"idempotency_key": "order:{order_id}", "acks_late": True},
+        "index": {"idempotency_until": "started", "idempotency_debounce": 2},
+        "search": {"idempotency_until": "started", "idempotency_debounce": 2.0},
+        "bill": {"idempotency_transaction": create_engine("sqlite://")},
+        "pay": {
+            "idempotency_offload_backend": "file:///tmp/secret",
+            "idempotency_encryption_keys": [Fernet.generate_key()],
+        },
+        "ship": {"idempotency_lease": 5, "idempotency_label": "order {order_id}"},
+        "tidy": {"idempotency_enabled": False},
+        "watch": {"idempotency_shadow": True},
+    }.items():
+        app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
 
-        lease = lease_of(shop, result.id)
-        assert lease["task"] == "shop.pack"
-        assert (lease["pid"], lease["key"], lease["token"]) == (run.pid, run.key, run.token)
-        assert (lease["attempt"], lease["heartbeat"]) == (1, "healthy")
-        assert 0 < lease["trusted_seconds"] <= 0.95 * 30
-        assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
+    burst = "until started, reservation_ttl 3602, debounce 2"
+    assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
+        "bill: key by all arguments, serializer json, transaction in sqlite",
+        "charge: key by the template 'order:{order_id}', serializer json",
+        f"index, search: key by all arguments, {burst}, serializer json",
+        "pay: key by all arguments, serializer json, encrypted, offload to file",
+        "ship: key by all arguments, lease 5, serializer json, label order {order_id}",
+        "tidy: unprotected (idempotency_enabled is False)",
+        "watch: key by all arguments, serializer json, in shadow (every call runs)",
+    ]
 
-        end_lease(pack, order)
-        lease = lease_of(shop, result.id)
-        assert (lease["heartbeat"], lease["trusted_seconds"]) == ("expired", 0)
-        served = scrape(port)
-        assert served['celery_idempotent_leases_expired{task="shop.pack"}'] == 1
-        assert time.time() - served[f"{RENEWED}_timestamp_seconds"] < SOON
-        shop.ledger.release(order)
-        result.get(timeout=SOON)
 
-    def test_returns_findings(self, shop: Shop) -> None:
-        names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
+def test_inspect_returns_a_lease_and_its_expiry(
+    shop: Shop, worker: Worker, port: int, order: str
+) -> None:
+    result = shop.ledger.start(pack, order)
+    run = shop.ledger.wait_for_run(order)
 
-        assert {"persistence", "fail-open", "recovery"} <= names
+    lease = lease_of(shop, result.id)
+    assert lease["task"] == "shop.pack"
+    assert (lease["pid"], lease["key"], lease["token"]) == (run.pid, run.key, run.token)
+    assert (lease["attempt"], lease["heartbeat"]) == (1, "healthy")
+    assert 0 < lease["trusted_seconds"] <= 0.95 * 30
+    assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
+
+    end_lease(pack, order)
+    lease = lease_of(shop, result.id)
+    assert (lease["heartbeat"], lease["trusted_seconds"]) == ("expired", 0)
+    served = scrape(port)
+    assert served['celery_idempotent_leases_expired{task="shop.pack"}'] == 1
+    assert time.time() - served[f"{RENEWED}_timestamp_seconds"] < SOON
+    shop.ledger.release(order)
+    result.get(timeout=SOON)
+
+
+def test_inspect_returns_findings(shop: Shop) -> None:
+    names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
+
+    assert {"persistence", "fail-open", "recovery"} <= names
 
 
 CALLS = 40
