@@ -13,6 +13,11 @@ from tests.worker.harness import Monitor, Shop
 from tests.worker.ledger import Ledger
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a task, or a function, by its name."""
+    return getattr(val, "name", None) or getattr(val, "__name__", None)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
     with RedisServer.start(config={"databases": "200"}) as server:

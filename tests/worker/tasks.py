@@ -251,7 +251,6 @@ def label_then_handle(self: Any, order: str, amount: int, countdown: float = 0) 
 label_in_turn = task_of(
     label_then_handle, "label_in_turn", idempotency_key="{order}", idempotency_until="finished"
 )
-label_then_handle = task_of(label_then_handle, "label_then_handle", idempotency_key="{order}")
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)

@@ -85,7 +85,9 @@ def shop(limited: Limited) -> Iterator[Shop]:
     assert refused <= {"client|setinfo", "client", "config|get", "config"}
 
 
-def test_calls_duplicates_and_errors(shop: Shop, order: str) -> None:
+def test_calls_duplicates_errors_and_steps(shop: Shop, order: str) -> None:
+    ship.delay(order).get(timeout=SOON)
+    assert shop.ledger.notes(order) == list(PARTS)
     value = charge.delay(order).get(timeout=SOON)
     assert charge.delay(order).get(timeout=SOON) == value
     for _ in range(2):
@@ -93,12 +95,6 @@ def test_calls_duplicates_and_errors(shop: Shop, order: str) -> None:
             final.delay(order).get(timeout=SOON)
     assert charge.idempotency_record(order).result == value
     assert charge.idempotency_forget(order)
-
-
-def test_steps(shop: Shop, order: str) -> None:
-    ship.delay(order).get(timeout=SOON)
-
-    assert shop.ledger.notes(order) == list(PARTS)
 
 
 def test_a_duplicate_is_notified_of_the_end(shop: Shop, limited: Limited, order: str) -> None:

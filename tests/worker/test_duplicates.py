@@ -71,7 +71,6 @@ def test_a_replayed_value_equals_the_first_with_its_types(
         # Celery cannot return it to the first caller either.
         (unserialisable, "cannot serialize the type"),
     ],
-    ids=["store_result is off", "too large", "not serializable"],
 )
 def test_if_no_value_is_stored_a_duplicate_gets_an_error_and_does_not_run(
     ledger: Ledger, order: str, task: Any, reason: str
@@ -88,7 +87,7 @@ def test_if_no_value_is_stored_a_duplicate_gets_an_error_and_does_not_run(
 
 
 # The id that Flower and Sentry show leads to the record, by one read in Redis.
-@pytest.mark.parametrize("task", [pack, silent], ids=["pack", "with ignore_result"])
+@pytest.mark.parametrize("task", [pack, silent])
 def test_task_id_of_a_replay_leads_to_the_record(
     ledger: Ledger, shop: Shop, order: str, task: Any
 ) -> None:

@@ -80,7 +80,6 @@ MODES = [new, new_in_turn, new_burst]
         *((new, end) for end in (has_a_damaged_body, has_a_forbidden_serializer)),
         *((task, reaches_its_hard_limit) for task in (new, new_burst)),
     ],
-    ids=lambda each: getattr(each, "__name__" if each not in MODES else "name"),
 )
 def test_the_next_call_is_published(
     shop: Shop, order: str, task: Any, end: Callable[..., AsyncResult]
@@ -93,7 +92,7 @@ def test_the_next_call_is_published(
     assert len(shop.ledger.runs(order)) == 1
 
 
-@pytest.mark.parametrize("task", MODES, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", MODES)
 def test_a_message_without_a_reservation_does_not_wait(shop: Shop, order: str, task: Any) -> None:
     meets_an_old_worker(task, shop, order)
     following = shop.app.send_task(task.name, (order,))

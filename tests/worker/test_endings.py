@@ -116,9 +116,7 @@ class TestFalseAlarms:
             yield shop
 
     @pytest.mark.parametrize(
-        "task",
-        exhaustive_except([hard_limited, hard_limited_again], hard_limited),
-        ids=lambda task: task.name,
+        "task", exhaustive_except([hard_limited, hard_limited_again], hard_limited)
     )
     def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str, task: Any) -> None:
         """The message of the second task returns."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.waiting import SOON
-from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 
@@ -27,24 +24,9 @@ def test_an_execution_has_key_token_and_attempt(ledger: Ledger, order: str) -> N
     assert run.protected is True
 
 
-# In addition to `tests/flow/test_eager_publish.py`.
 def test_eager_calls_share_the_key_with_workers(ledger: Ledger, order: str) -> None:
     assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
     keys = [f"{n} {order}" for n in (1, 2, 1)]
     first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
     assert first == third != second
     assert len(ledger.runs(order)) == 3
-
-
-@pytest.fixture
-def always_eager(shop: Shop) -> Iterator[None]:
-    shop.app.conf.task_always_eager = True
-    yield
-    shop.app.conf.task_always_eager = False
-
-
-def test_always_eager_is_idempotent(always_eager: None, ledger: Ledger, order: str) -> None:
-    first, second = pack.delay(order), pack.delay(order)
-
-    assert second.get() == first.get()
-    assert [run.task_id for run in ledger.runs(order)] == [first.id]

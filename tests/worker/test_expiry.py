@@ -67,9 +67,7 @@ def wait_for_expiry(seconds: float) -> None:
 # The copy has another expiry than the retry.
 @pytest.mark.core
 @pytest.mark.parametrize(
-    "task",
-    exhaustive_except([try_later, try_later_in_turn, try_later_in_a_burst], try_later),
-    ids=["expired", "finished", "started"],
+    "task", exhaustive_except([try_later, try_later_in_turn, try_later_in_a_burst], try_later)
 )
 def test_copy_that_expires_leaves_the_retry_alone(
     shop: Shop, ledger: Ledger, order: str, task: Any
@@ -107,7 +105,7 @@ def test_copy_that_is_revoked_ends_the_retry(shop: Shop, ledger: Ledger, order: 
 
 @pytest.mark.exhaustive
 @pytest.mark.core
-@pytest.mark.parametrize("task", [pack, in_turn, collapsed], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [pack, in_turn, collapsed])
 def test_copy_that_expires_after_the_end_leaves_the_result_alone(
     shop: Shop, order: str, task: Any
 ) -> None:
@@ -120,9 +118,7 @@ def test_copy_that_expires_after_the_end_leaves_the_result_alone(
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "others", exhaustive_except([[], ["another"]], []), ids=["one value", "several"]
-)
+@pytest.mark.parametrize("others", exhaustive_except([[], ["another"]], []))
 def test_revoked_stamp_does_not_change_the_state_of_a_running_message(
     shop: Shop, ledger: Ledger, order: str, others: list[str]
 ) -> None:

@@ -38,7 +38,7 @@ def test_key_of_a_signature_and_in_a_header_of_send_task(
     assert len(ledger.runs(order)) == 1
 
 
-@pytest.mark.parametrize("tenant", [None, "acme"], ids=["text", "tuple"])
+@pytest.mark.parametrize("tenant", [None, "acme"])
 def test_key_identifies_the_record_through_every_delivery(
     ledger: Ledger, order: str, tenant: str | None
 ) -> None:

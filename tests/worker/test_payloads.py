@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.waiting import SOON
-from tests.worker.canvas_tasks import ship
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import give
@@ -47,10 +46,3 @@ def test_duplicate_waits_for_an_unavailable_backend(
 
     assert duplicate.get(timeout=SOON) == LARGE
     assert len(ledger.runs(order)) == 1
-
-
-def test_steps_survive_their_worker(ledger: Ledger, order: str) -> None:
-    values = ship.delay(order, "book", "killed").get(timeout=SOON)
-
-    assert [value.split()[0] for value in values] == ["charge", "book", "mail"]
-    assert ledger.notes(order) == ["charge", "book", "mail"]

@@ -63,7 +63,7 @@ def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str, pool: str)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("task", [catching, running], ids=["super", "run"])
+@pytest.mark.parametrize("task", [catching, running])
 def test_own_call_that_catches_errors_does_not_end_a_duplicate(
     ledger: Ledger, order: str, pool: str, task: Any
 ) -> None:
@@ -100,7 +100,7 @@ def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) ->
     assert ledger.signals(first.id, "lease_lost") == []
 
 
-@pytest.mark.parametrize("task", [short_lease, short_turn], ids=["once", "in turn"])
+@pytest.mark.parametrize("task", [short_lease, short_turn])
 def test_a_running_call_shows_where_it_is(shop: Shop, order: str, pool: str, task: Any) -> None:
     result = shop.ledger.start(task, order)
     key = str(task.idempotency_key_of(order))

@@ -119,7 +119,7 @@ class TestRaising:
 
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["kept", "forgotten"])
-@pytest.mark.parametrize("task", [pack, final], ids=["result", "error"])
+@pytest.mark.parametrize("task", [pack, final])
 def test_duplicate_of_a_completed_call_has_its_outcome(
     ledger: Ledger, order: str, task: Any, forgotten: bool
 ) -> None:
@@ -304,9 +304,7 @@ def frozen(signature: Any, task_id: str) -> Any:
 
 # The key is held by a call that stores no result with its task id.
 @pytest.mark.parametrize(
-    ("task", "done"),
-    [(pack, False), (pack, True), (final, False)],
-    ids=["runs", "done", "fails"],
+    ("task", "done"), [(pack, False), (pack, True), (final, False)], ids=["runs", "done", "fails"]
 )
 def test_key_held_by_an_eager_call(ledger: Ledger, order: str, task: Any, done: bool) -> None:
     ledger.hold(order)

@@ -29,7 +29,7 @@ def start(shop: Shop, order: str, call: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("by", ["check", "step", "end"])
 def test_the_older_call(shop: Shop, order: str, task: Any, by: str) -> None:
     older = start(shop, order, chain(task.si(order, 1, by=by), pack.si(f"after {order}")))

@@ -194,7 +194,6 @@ CORNERS = ("itself", "the end of a chain", "in a group")
             )
         ),
     ],
-    ids=lambda each: str(getattr(each, "name", each)),
 )
 def test_result_and_executions_are_those_of_plain_celery_despite_a_copy(
     shop: Shop, ledger: Ledger, order: str, task: Any, shape: str, in_a_chain: bool
@@ -295,7 +294,6 @@ def error_of(result: AsyncResult) -> BaseException:
         *((handing_on, shape) for shape in FAILURES),
         *((task, "a task") for task in (handing_on_reserved, handing_on_in_turn)),
     ],
-    ids=lambda each: str(getattr(each, "name", each)),
 )
 def test_the_next_call_runs_after_a_failed_replacement(
     ledger: Ledger, order: str, task: Any, shape: str

@@ -33,22 +33,9 @@ from celery_idempotent.core.events.table import REFUSED_FOR
 from tests.flow.deliveries import begin_elsewhere
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
+from tests.worker import tasks
 from tests.worker.harness import Monitor, Shop, end_lease, scrape
-from tests.worker.tasks import (
-    charge,
-    final,
-    flaky,
-    forgetful,
-    ignoring,
-    misruled,
-    pack,
-    raising,
-    rejecting,
-    short_lease,
-    strict,
-    thrifty,
-    unguarded,
-)
+from tests.worker.tasks import charge, misruled, pack, short_lease
 
 #: The directory to which a worker reports; it imports this module.
 REPORTS_VARIABLE = "SHOP_REPORTS"
@@ -235,27 +222,27 @@ SCENARIOS = {
     "a call runs": call(pack),
     "its duplicate, afterwards": call(pack, times=2),
     "its duplicate, meanwhile: `retry`, `wait`, or a copy of its message": conflict(pack),
-    "its duplicate, meanwhile: `raise`": conflict(raising),
-    "its duplicate, meanwhile: `ignore`": conflict(ignoring),
-    "its duplicate, meanwhile: `reject`": conflict(rejecting),
+    "its duplicate, meanwhile: `raise`": conflict(tasks.raising),
+    "its duplicate, meanwhile: `ignore`": conflict(tasks.ignoring),
+    "its duplicate, meanwhile: `reject`": conflict(tasks.rejecting),
     "a worker process is killed, and its task runs again": take_over,
-    "the task raises": call(flaky),
-    "the task raises one of `idempotency_replay_errors`": call(final),
-    "its duplicate, if the error is stored": call(final, times=2),
+    "the task raises": call(tasks.flaky),
+    "the task raises one of `idempotency_replay_errors`": call(tasks.final),
+    "its duplicate, if the error is stored": call(tasks.final, times=2),
     "no key can be derived": key_rule,
     "the key was used with other arguments": reuse,
     "the task has killed its worker too often": poison,
     "the record is damaged": damage,
-    "a result cannot be stored": call(thrifty),
-    "its duplicate, if the result is not stored": call(thrifty, times=2),
+    "a result cannot be stored": call(tasks.thrifty),
+    "its duplicate, if the result is not stored": call(tasks.thrifty, times=2),
     "its duplicate, if results are not kept (`idempotency_store_result=False`)": call(
-        forgetful, times=2
+        tasks.forgetful, times=2
     ),
     "a lease is lost, and another execution has begun": lose_lease,
     "Redis is unavailable when a task has ended": lose_store,
     "Redis is unavailable before a call: `retry`": call_without_store(pack),
-    "Redis is unavailable before a call: `raise`": call_without_store(strict),
-    "Redis is unavailable before a call: `run`": call_without_store(unguarded),
+    "Redis is unavailable before a call: `raise`": call_without_store(tasks.strict),
+    "Redis is unavailable before a call: `run`": call_without_store(tasks.unguarded),
 }
 
 

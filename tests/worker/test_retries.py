@@ -17,7 +17,6 @@ from tests.worker.tasks import (
     change_then_handle,
     give_up,
     label_in_turn,
-    label_then_handle,
     lose_retry,
     try_in_vain,
 )
@@ -33,15 +32,6 @@ def test_a_retry_with_other_arguments_keeps_its_key(ledger: Ledger, order: str) 
     assert change_then_handle.idempotency_record(order, 1).state is State.COMPLETED
     assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
     assert len(ledger.runs(order)) == 2
-
-
-@pytest.mark.parametrize("explicit", [False, True], ids=["of the rule", "of its call"])
-def test_a_retry_with_headers_keeps_its_key(ledger: Ledger, order: str, explicit: bool) -> None:
-    options = {"idempotency_key": f"request {order}"} if explicit else {}
-
-    assert label_then_handle.apply_async((order, 1), **options).get(timeout=SOON) == 2
-    retried, done = ledger.runs(order)
-    assert retried.key == done.key
 
 
 def test_a_retry_of_a_message_that_was_put_back_has_its_countdown(

@@ -220,7 +220,6 @@ def test_ends_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str, way: st
 @pytest.mark.parametrize(
     ("task", "decision", "reason"),
     [(pack, "would_take_over", None), (frail, "would_refuse", "poisoned")],
-    ids=["takeover", "poisoned"],
 )
 def test_crash_runs_again_and_is_counted(
     ledger: Ledger, order: str, task: Any, decision: str, reason: str | None

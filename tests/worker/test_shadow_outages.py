@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -57,14 +56,6 @@ def _wait_until_counted(ledger: Ledger) -> None:
         return found == {"would_run"}
 
     eventually(counted, "calls are counted")
-
-
-def take(call: Callable[[], Any]) -> Any:
-    """The result of a call, which has to arrive at once."""
-    started_at = time.monotonic()
-    value = call().get(timeout=SOON)
-    assert time.monotonic() - started_at < AT_ONCE
-    return value
 
 
 OUTAGES = {"refused": lambda proxy: proxy.refuse(), "silent": lambda proxy: proxy.black_hole()}

@@ -35,7 +35,6 @@ def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
         (flaky, "released", {"error": "OutOfStockError", "reserved_seconds": None}),
         (thrifty, "not_stored", {"reason": "it is larger than idempotency_max_result_size"}),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_of_an_execution(
     ledger: Ledger, order: str, task: Any, name: str, more: dict[str, Any]

@@ -17,7 +17,7 @@ from tests.worker.tasks import in_turn, pack
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.worker,
-    pytest.mark.parametrize("task", [pack, in_turn], ids=lambda task: task.name),
+    pytest.mark.parametrize("task", [pack, in_turn]),
 ]
 
 

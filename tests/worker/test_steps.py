@@ -55,9 +55,7 @@ def test_the_next_execution_does_not_run_finished_steps(
     assert [(run.end, run.attempt) for run in runs] == [(end, 1), ("returned", attempt)]
 
 
-@pytest.mark.parametrize(
-    "within", ["", pytest.param("book", marks=pytest.mark.exhaustive)], ids=["between", "within"]
-)
+@pytest.mark.parametrize("within", ["", pytest.param("book", marks=pytest.mark.exhaustive)])
 def test_stale_execution_completes_no_step(
     open_shop: Callable[..., Shop], order: str, within: str
 ) -> None:

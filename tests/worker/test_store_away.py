@@ -46,9 +46,7 @@ def test_a_message_is_published_without_a_reservation(
 
 
 @pytest.mark.parametrize(
-    ("task", "policy"),
-    [(pack, "retry"), (unguarded, "run"), (strict, "raise")],
-    ids=["retry", "run", "raise"],
+    ("task", "policy"), [(pack, "retry"), (unguarded, "run"), (strict, "raise")]
 )
 def test_policies_apply_at_begin_and_store_unavailable_is_sent(
     shop: Shop, store: RedisServer, order: str, task: Any, policy: str
