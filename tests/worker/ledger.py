@@ -142,6 +142,12 @@ class Ledger:
         self.wait_for_run(order)
         return result
 
+    def kill(self, order: str) -> Run:
+        """Kills the process that runs `order`; returns its execution."""
+        run = self.wait_for_run(order)
+        os.kill(run.pid, signal.SIGKILL)
+        return run
+
     def duplicate(self, task: Any, order: str, *args: Any, **kwargs: Any) -> AsyncResult:
         """Calls `task`, and returns when the call has met a running execution."""
         result: AsyncResult = task.delay(order, *args, **kwargs)

@@ -68,46 +68,39 @@ MOMENTS = ["before", "after"]
 DEATHS = [*product(CANVASES, MOMENTS), (in_a_chord, "stored"), (in_a_group_in_a_chain, "stored")]
 
 
+@pytest.fixture(scope="module")
+def dying(shared_shop: Shop) -> None:
+    """Published together, because the pool may need five seconds to detect a dead process."""
+    shared_shop.app.set_current()
+    for canvas, moment in DEATHS:
+        name = f"{canvas.__name__} {moment}"
+        shared_shop.ledger.kill_once(moment, name)
+        canvas(pack.s(name).set(task_id=name), name)
+
+
 @pytest.mark.core
 @pytest.mark.exhaustive
-class TestWorkerDiesAfterTheOutcomeIsStored:
-    """It dies before, while, or after the continuation is sent."""
+@pytest.mark.usefixtures("dying")
+@pytest.mark.parametrize(("canvas", "moment"), DEATHS)
+def test_continuation_is_sent_once_if_the_worker_dies_before_while_or_after_it_is_sent(
+    shop: Shop, ledger: Ledger, canvas: Callable[..., AsyncResult], moment: str
+) -> None:
+    name = f"{canvas.__name__} {moment}"
+    # If a child dies before its parent has read that it accepted the job, Celery gives the job
+    # to another child, and the lease ends by itself.
+    eventually(lambda: ledger.notes(name), "the continuation has run", LEASE + SOON)
+    shop.wait_until_empty(LEASE + SOON)
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def published(cls, shared_shop: Shop) -> None:
-        """Published together, because the pool may need five seconds to detect a dead process."""
-        shared_shop.app.set_current()
-        for canvas, moment in DEATHS:
-            name = order_of(canvas, moment)
-            shared_shop.ledger.kill_once(moment, name)
-            canvas(pack.s(name).set(task_id=name), name)
-
-    @pytest.mark.parametrize(("canvas", "moment"), DEATHS)
-    def test_continuation_is_sent_once(
-        self,
-        shop: Shop,
-        ledger: Ledger,
-        published: None,
-        canvas: Callable[..., AsyncResult],
-        moment: str,
-    ) -> None:
-        name = order_of(canvas, moment)
-        # If a child dies before its parent has read that it accepted the job, Celery gives the job
-        # to another child, and the lease ends by itself.
-        eventually(lambda: ledger.notes(name), "the continuation has run", LEASE + SOON)
-        shop.wait_until_empty(LEASE + SOON)
-
-        (note,) = ledger.notes(name)
-        (run,) = ledger.runs(name)
-        record = pack.idempotency_record(name)
-        assert (record.state, record.token) == (State.COMPLETED, run.token)
-        # Celery finds the success, or its redelivery is a replay.
-        assert pack.AsyncResult(name).get(timeout=SOON) == record.result
-        assert run.attempt == 1
-        if canvas is in_a_chord:
-            first, second = json.loads(note)
-            assert first["receipt"] != second["receipt"], "the chord counts each member once"
+    (note,) = ledger.notes(name)
+    (run,) = ledger.runs(name)
+    record = pack.idempotency_record(name)
+    assert (record.state, record.token) == (State.COMPLETED, run.token)
+    # Celery finds the success, or its redelivery is a replay.
+    assert pack.AsyncResult(name).get(timeout=SOON) == record.result
+    assert run.attempt == 1
+    if canvas is in_a_chord:
+        first, second = json.loads(note)
+        assert first["receipt"] != second["receipt"], "the chord counts each member once"
 
 
 @pytest.mark.core
@@ -125,10 +118,6 @@ def test_continuation_is_sent_once_if_the_message_is_redelivered(
     assert len(ledger.notes(order)) == 1
     assert len(ledger.runs(order)) == 1
     assert shop.redis.keys(CHORD_COUNTS) == others, "no chord counts the redelivery"
-
-
-def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
-    return f"{canvas.__name__} {moment}"
 
 
 # Celery cannot publish the callback, stores FAILURE and sends ``task_failure``.

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from celery import Task, shared_task
+from celery import Task
 from celery.worker.request import Request
 
 from celery_idempotent import ConflictError, IdempotentTask, KeyReusedError
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import OutOfStockError
+from tests.worker.tasks import OutOfStockError, task_of
 
 
 def _note(task: Any, name: str, task_id: str, args: Any, kwargs: Any) -> None:
@@ -55,12 +53,6 @@ class MixedTask(Handlers, IdempotentTask):
     abstract = True
 
 
-class PlainTask(Handlers, Task):
-    """The same handlers with plain Celery."""
-
-    abstract = True
-
-
 def _work(self: Any, order: str, way: str = "") -> str:
     ledger, execution = Ledger.of(self.app), getattr(self, "idempotency", None)
     ledger.note(order, f"body of {self.request.id}")
@@ -72,10 +64,6 @@ def _work(self: Any, order: str, way: str = "") -> str:
         return order
 
 
-def _task(name: str, base: Any, **options: Any) -> Any:
-    return shared_task(_work, bind=True, base=base, name=f"shop.{name}", **options)
-
-
 class NotingRequest(Request):
     """A message in the worker's main process, which notes how its pool process ends."""
 
@@ -85,11 +73,14 @@ class NotingRequest(Request):
         return super().on_failure(exc_info, *args, **kwargs)
 
 
-in_plain_celery = _task("in_plain_celery", PlainTask)
-with_mixin = _task("with_mixin", MixedTask)
-final = _task("final_with_handlers", MixedTask, idempotency_replay_errors=(OutOfStockError,))
-refusing = _task("refusing", MixedTask, idempotency_on_conflict="raise")
-with_request = _task("with_request", IdempotentTask, Request=NotingRequest)
+plain_base = type("PlainTask", (Handlers, Task), {"abstract": True})
+in_plain_celery = task_of(_work, "in_plain_celery", base=plain_base)
+with_mixin = task_of(_work, "with_mixin", base=MixedTask)
+final = task_of(
+    _work, "final_with_handlers", base=MixedTask, idempotency_replay_errors=(OutOfStockError,)
+)
+refusing = task_of(_work, "refusing", base=MixedTask, idempotency_on_conflict="raise")
+with_request = task_of(_work, "with_request", Request=NotingRequest)
 
 
 pytestmark = pytest.mark.worker
@@ -201,8 +192,7 @@ def test_no_handlers_for_a_copy_of_the_message(shop: Shop, ledger: Ledger, order
 @pytest.mark.core
 def test_own_request_keeps_what_happens_to_a_lost_process(ledger: Ledger, order: str) -> None:
     result = ledger.start(with_request, order)
-    killed = ledger.wait_for_run(order)
-    os.kill(killed.pid, signal.SIGKILL)
+    killed = ledger.kill(order)
     killed_at = time.time()
     ledger.release(order)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +80,7 @@ def test_a_takeover_has_the_newest(shop: Shop, order: str) -> None:
     shop.ledger.hold(order)
     burst_of.apply_async((order, 1), countdown=2)
     last = burst_of.delay(order, 3)
-    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
+    shop.ledger.kill(order)
     shop.ledger.release(order)
 
     assert last.get(timeout=SOON)["amount"] == 3
@@ -93,7 +91,7 @@ def test_a_newer_message_answers_for_a_dead_one(shop: Shop, order: str) -> None:
     first = shop.ledger.start(burst_of, order, 1)
     newer = burst_of.delay(order, 2)
     shop.ledger.wait_for_signal(newer.id, "conflicted")
-    os.kill(shop.ledger.runs(order)[0].pid, signal.SIGKILL)
+    shop.ledger.kill(order)
     eventually(lambda: len(shop.ledger.runs(order)) == 2, "one of them begins")
     shop.ledger.release(order)
 

@@ -178,20 +178,19 @@ def test_failed_publish_does_not_affect_a_running_call(ledger: Ledger, order: st
     assert pack.idempotency_record(order).token == run.token
 
 
-def in_half_a_second() -> datetime:
-    return datetime.now(timezone.utc) + timedelta(seconds=0.5)
-
-
 # An expired or revoked message never runs, so the next call must be published.
-@pytest.mark.parametrize(
-    "expires",
-    [lambda: 0.5, in_half_a_second, lambda: in_half_a_second().isoformat()],
-    ids=["seconds", "datetime", "text"],
-)
+@pytest.mark.parametrize("of_the_task", [False, True])
 def test_expired_message_releases_the_key(
-    shop: Shop, ledger: Ledger, order: str, expires: Callable[[], Any]
+    shop: Shop, order: str, of_the_task: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expired = pack.apply_async((order,), expires=expires(), queue=UNCONSUMED_QUEUE)
+    expires = datetime.now(timezone.utc) + timedelta(seconds=0.5)
+    with monkeypatch.context() as patch:
+        if of_the_task:
+            task = shop.app.tasks["shop.pack"]
+            patch.setattr(task, "expires", 0.5)
+            patch.setattr(task, "_exec_options", None)  # Celery caches it there
+        options = {} if of_the_task else {"expires": expires}
+        expired = pack.apply_async((order,), queue=UNCONSUMED_QUEUE, **options)
     meanwhile = pack.delay(order)
     eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
     next_call = pack.delay(order)
@@ -199,17 +198,6 @@ def test_expired_message_releases_the_key(
     assert meanwhile.id == expired.id
     assert next_call.id != expired.id
     assert next_call.get(timeout=SOON)["receipt"]
-
-
-def test_expires_of_the_task_applies(
-    monkeypatch: pytest.MonkeyPatch, shop: Shop, order: str
-) -> None:
-    task = shop.app.tasks["shop.pack"]
-    monkeypatch.setattr(task, "expires", 0.5)
-    monkeypatch.setattr(task, "_exec_options", None)  # Celery caches it there
-    pack.apply_async((order,), queue=UNCONSUMED_QUEUE)
-
-    eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
 
 
 def test_message_published_after_its_expiry_reserves_no_key(
@@ -258,24 +246,19 @@ def test_call_with_a_link_is_published(ledger: Ledger, order: str) -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after it"])
-@pytest.mark.parametrize(
-    "publish",
-    [
-        lambda order, task_id: pack.apply_async((order,), task_id=task_id),
-        lambda order, task_id: pack.s(order).set(task_id=task_id).delay(),
-        lambda order, task_id: frozen(pack.s(order), task_id).delay(),
-    ],
-    ids=["task_id", "signature with a task_id", "frozen signature"],
-)
+@pytest.mark.parametrize("way", ["apply_async", "set", "freeze"])
 def test_call_with_a_task_id_of_its_caller_is_published(
-    ledger: Ledger, order: str, publish: Callable[[str, str], Any], ended: bool
+    ledger: Ledger, order: str, way: str, ended: bool
 ) -> None:
     first = ledger.start(pack, order)
     if ended:
         ledger.release(order)
         first.get(timeout=SOON)
-    own = f"own {order}"
-    published = publish(order, own)
+    own, signature = f"own {order}", pack.s(order)
+    if way == "freeze":
+        signature.freeze(own)  # others may wait for its result
+    options = {"task_id": own} if way == "apply_async" else {}
+    published = (signature.set(task_id=own) if way == "set" else signature).apply_async(**options)
     ledger.release(order)
 
     assert published.id == own
@@ -294,12 +277,6 @@ def test_head_of_a_chain_is_published(ledger: Ledger, order: str) -> None:
 
     assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON) == receipt
     assert len(ledger.runs(order)) == 1
-
-
-def frozen(signature: Any, task_id: str) -> Any:
-    """Returns a signature whose result others may wait for."""
-    signature.freeze(task_id)
-    return signature
 
 
 # The key is held by a call that stores no result with its task id.

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,7 +160,7 @@ def conflict(task: Any) -> Scenario:
 
 def take_over(scene: Scene) -> Iterator[AsyncResult]:
     result = scene.ledger.start(pack, scene.order)
-    os.kill(scene.ledger.wait_for_run(scene.order).pid, signal.SIGKILL)
+    scene.ledger.kill(scene.order)
     scene.ledger.wait_for_run(scene.order, 2)
     scene.ledger.release(scene.order)
     yield result

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,7 +163,7 @@ def test_what_has_not_ended_or_has_no_message_is_left_alone(shop: Shop, order: s
 def poison(shop: Shop, order: str) -> str:
     """Returns the task id of a call that has killed its process."""
     result = shop.ledger.start(frail, order)
-    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
+    shop.ledger.kill(order)
     with pytest.raises(PoisonedTaskError):
         result.get(timeout=SOON)
     shop.ledger.release(order)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -225,7 +223,7 @@ def test_crash_runs_again_and_is_counted(
     ledger: Ledger, order: str, task: Any, decision: str, reason: str | None
 ) -> None:
     result = ledger.start(task, order)
-    os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
+    ledger.kill(order)
     ledger.wait_for_run(order, number=2)
     ledger.release(order)
 

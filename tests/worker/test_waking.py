@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,7 +125,7 @@ def test_after_an_error_the_next_runs_at_once(shop: Shop, order: str) -> None:
 @pytest.mark.core
 def test_after_the_death_of_its_process(shop: Shop, order: str) -> None:
     first, duplicates = begun(shop, pack, order)
-    os.kill(shop.ledger.runs(order)[0].pid, 9)
+    shop.ledger.kill(order)
     shop.ledger.wait_for_run(order, 2)
     values = values_at_once(shop, order, first, *duplicates)
     assert values == [values[0]] * 3

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -61,11 +59,6 @@ def lease_of(shop: Shop, task_id: str) -> dict[str, Any]:
     leases = inspect(shop, "idempotency_leases")
     (lease,) = (lease for lease in leases if lease["task_id"] == task_id)
     return lease
-
-
-def kill(shop: Shop, order: str) -> None:
-    """Kills the pool process that runs `order`."""
-    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
 
 
 def test_a_replay_sends_an_event_and_a_label_is_in_all_reports(
@@ -153,7 +146,7 @@ def test_metrics_have_a_takeover_and_no_lease_of_a_dead_process(
     before = scrape(port).get(name, 0)
     shop.ledger.hold(order)
     result = pack.delay(order)
-    kill(shop, order)
+    shop.ledger.kill(order)
     shop.ledger.wait_for_run(order, 2)
 
     values = scrape(port)
