@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,14 @@ from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
 from tests.worker.harness import Monitor, Shop
 from tests.worker.ledger import Ledger
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of this folder: all of them start workers."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.worker)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

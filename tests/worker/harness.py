@@ -439,8 +439,8 @@ def end_lease(task: Any, *args: Any) -> None:
 
 def check_duplicates(
     shop: Shop, task: Any, order: str, number: int, *, at_once: bool = True
-) -> None:
-    """Asserts that duplicates of a running call get its result, without an execution.
+) -> Any:
+    """Asserts that duplicates of a running call get its result, without an execution; returns it.
 
     Args:
         at_once: whether the pool takes them while the first call runs.
@@ -455,6 +455,7 @@ def check_duplicates(
     receipts = [result.get(timeout=SOON) for result in (first, *duplicates)]
     assert receipts == [receipts[0]] * (1 + number)
     assert [run.task_id for run in ledger.runs(order)] == [first.id]
+    return receipts[0]
 
 
 def check_retry(shop: Shop, task: Any, order: str, **options: Any) -> AsyncResult:

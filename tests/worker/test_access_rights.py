@@ -28,7 +28,7 @@ from tests.worker.harness import Shop
 from tests.worker.shop import make_app
 from tests.worker.tasks import OutOfStockError, charge, final, reserved, waiting
 
-pytestmark = [pytest.mark.worker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(

@@ -10,18 +10,18 @@ from kombu.common import Broadcast
 
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker import shop
 from tests.worker.harness import Shop
+from tests.worker.shop import app
 from tests.worker.tasks import pack, try_later
 
 EVERYONE = "everyone"
 SERVICES = [Queue(name, Exchange("orders", "topic"), "order.#") for name in ("bills", "audits")]
 
-if shop.app is not None:
-    shop.app.conf.task_queues = [Queue("celery"), Broadcast(EVERYONE), *SERVICES]
+if app is not None:
+    app.conf.task_queues = [Queue("celery"), Broadcast(EVERYONE), *SERVICES]
 
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = pytest.mark.exhaustive
 
 WORKERS = 2
 _QUEUE = Broadcast(EVERYONE)
@@ -32,7 +32,7 @@ TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 @pytest.fixture(
     scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )
-def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     broker = {}
     if request.param == "rabbitmq":
         server: RabbitMQ = request.getfixturevalue("rabbitmq")
@@ -48,42 +48,39 @@ def received(shop: Shop, task_id: str) -> int:
     return sum(worker.logs().count(f"[{task_id}] received") for worker in shop.workers)
 
 
-def test_each_worker_requeues_its_copy_once(everyone: Shop, order: str) -> None:
-    everyone.app.set_current()
-    everyone.ledger.start(pack, order)
+def test_each_worker_requeues_its_copy_once(shop: Shop, order: str) -> None:
+    shop.ledger.start(pack, order)
     pack.apply_async((order,), task_id=order, **TO_EVERYONE)
 
-    everyone.ledger.wait_for_signal(order, "conflicted", WORKERS)
-    everyone.ledger.release(order)
+    shop.ledger.wait_for_signal(order, "conflicted", WORKERS)
+    shop.ledger.release(order)
 
     assert pack.AsyncResult(order).get(timeout=SOON)["receipt"]
-    everyone.ledger.wait_for_signal(order, "replayed", WORKERS)
-    assert len(everyone.ledger.signals(order, "conflicted")) == WORKERS
-    assert received(everyone, order) == WORKERS  # a message that comes back is not logged again
-    assert len(everyone.ledger.runs(order)) == 1
+    shop.ledger.wait_for_signal(order, "replayed", WORKERS)
+    assert len(shop.ledger.signals(order, "conflicted")) == WORKERS
+    assert received(shop, order) == WORKERS  # a message that comes back is not logged again
+    assert len(shop.ledger.runs(order)) == 1
 
 
-def test_retry_is_delivered_once(everyone: Shop, order: str) -> None:
-    everyone.app.set_current()
+def test_retry_is_delivered_once(shop: Shop, order: str) -> None:
     try_later.apply_async((order, 1), task_id=order, **TO_EVERYONE)
 
     assert try_later.AsyncResult(order).get(timeout=SOON)
-    everyone.ledger.wait_for_signal(order, "replayed", WORKERS - 1)
-    assert len(everyone.ledger.runs(order)) == 2
+    shop.ledger.wait_for_signal(order, "replayed", WORKERS - 1)
+    assert len(shop.ledger.runs(order)) == 2
 
 
-def test_a_copy_from_a_topic_exchange_returns_to_its_queue(everyone: Shop, order: str) -> None:
+def test_a_copy_from_a_topic_exchange_returns_to_its_queue(shop: Shop, order: str) -> None:
     """Through the exchange, it would also reach the other queue, or on Redis none."""
-    everyone.app.set_current()
-    everyone.ledger.start(pack, order)
+    shop.ledger.start(pack, order)
     pack.apply_async((order,), task_id=order, queue=SERVICES[0], routing_key="order.paid")
 
     def returned() -> list[dict[str, str]]:
-        replies = everyone.app.control.inspect().scheduled() or {}
+        replies = shop.app.control.inspect().scheduled() or {}
         waiting = [each["request"] for worker in replies.values() for each in worker]
         return [each["delivery_info"] for each in waiting if each["id"] == order]
 
     keys = {(info["exchange"], info["routing_key"]) for info in eventually(returned)}
     assert keys <= {("", "bills"), ("", "audits")}
-    everyone.ledger.release(order)
+    shop.ledger.release(order)
     assert pack.AsyncResult(order).get(timeout=SOON)["receipt"]

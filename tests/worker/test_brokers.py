@@ -23,7 +23,7 @@ from tests.worker.harness import LEASE, Shop, check_duplicates, check_retry
 from tests.worker.ledger import Run
 from tests.worker.tasks import pack, rejecting, try_later
 
-pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
+pytestmark = pytest.mark.rabbitmq
 
 
 def open_on(url: str, open_shop: Callable[..., Shop]) -> Shop:

@@ -15,8 +15,6 @@ from tests.worker.canvas_tasks import follow_up, report
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, final, pack
 
-pytestmark = pytest.mark.worker
-
 
 def test_two_chains_with_the_same_running_head_both_complete(ledger: Ledger, order: str) -> None:
     ledger.hold(order)

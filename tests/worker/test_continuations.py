@@ -33,8 +33,6 @@ from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
-
 
 def linked(task: Signature, order: str) -> AsyncResult:
     return task.apply_async(link=report.s(order))

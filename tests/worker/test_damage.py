@@ -19,8 +19,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import charge, pack, reserved
 
-pytestmark = pytest.mark.worker
-
 Damage = Callable[[Redis, str], object]
 
 MINUTE_MS = 60_000

@@ -15,9 +15,6 @@ from tests.waiting import SOON
 from tests.worker.harness import KILLED_WORKERS, Shop
 from tests.worker.tasks import LONGEST_QUIET, QUIET, debounced
 
-pytestmark = pytest.mark.worker
-
-
 SHOP = {"idempotency_lease": 4.0}
 
 

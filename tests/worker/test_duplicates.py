@@ -18,8 +18,6 @@ from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import forgetful, give, pack, silent, thrifty, unserialisable
 
-pytestmark = pytest.mark.worker
-
 #: `tests/unit/payload/test_codec.py` has more of them.
 JSON_VALUES = [
     {"a": [1, {"b": [None, True, "ü"]}], "c": {}},

@@ -16,8 +16,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import handle, task_of
 
-pytestmark = pytest.mark.worker
-
 #: Tasks of this module, which only the worker of the new version has.
 RESERVED: dict[str, Any] = {"idempotency_dedupe_publish": True}
 BURST: dict[str, Any] = {**RESERVED, "idempotency_until": "started"}

@@ -25,8 +25,6 @@ from tests.worker.tasks import (
     soft_limited,
 )
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.mark.parametrize("way", ["Ignore", "Reject"])
 def test_dropping_the_message_releases_the_key(ledger: Ledger, order: str, way: str) -> None:

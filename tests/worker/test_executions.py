@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.waiting import SOON
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
-
-pytestmark = pytest.mark.worker
 
 
 def test_an_execution_has_key_token_and_attempt(ledger: Ledger, order: str) -> None:

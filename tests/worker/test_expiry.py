@@ -26,8 +26,6 @@ from tests.worker.tasks import (
     try_later_in_turn,
 )
 
-pytestmark = pytest.mark.worker
-
 #: Seconds: long enough for a message to start, shorter than the time until its redelivery.
 EXPIRES = 2.0
 

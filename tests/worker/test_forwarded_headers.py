@@ -13,8 +13,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
-
 WAYS = ["apply_async", "by name", "signature", "group", "plain task", "eager", "itself"]
 
 

@@ -83,9 +83,6 @@ refusing = task_of(_work, "refusing", base=MixedTask, idempotency_on_conflict="r
 with_request = task_of(_work, "with_request", Request=NotingRequest)
 
 
-pytestmark = pytest.mark.worker
-
-
 SHOP = {"imports": [__name__]}
 
 
@@ -192,7 +189,7 @@ def test_no_handlers_for_a_copy_of_the_message(shop: Shop, ledger: Ledger, order
 @pytest.mark.core
 def test_own_request_keeps_what_happens_to_a_lost_process(ledger: Ledger, order: str) -> None:
     result = ledger.start(with_request, order)
-    killed = ledger.kill(order)
+    ledger.kill(order)
     killed_at = time.time()
     ledger.release(order)
 

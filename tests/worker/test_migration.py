@@ -19,7 +19,7 @@ from tests.worker.ledger import Ledger
 from tests.worker.shop import make_app
 from tests.worker.tasks import handle
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = pytest.mark.exhaustive
 
 OLD_CLASSES = {"once": "QueueOnce", "singleton": "Singleton"}
 ONE_AT_A_TIME = {"idempotency_until": "finished", "idempotency_dedupe_publish": True}

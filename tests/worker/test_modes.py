@@ -28,8 +28,6 @@ from tests.worker.tasks import (
     unless_running,
 )
 
-pytestmark = pytest.mark.worker
-
 #: Calls while the first one is held.
 DUPLICATES = 3
 

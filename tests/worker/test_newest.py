@@ -14,9 +14,6 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.tasks import burst_of, pack
 
-pytestmark = pytest.mark.worker
-
-
 #: A busy machine may let a running call miss its heartbeats for some seconds.
 SHOP = {"idempotency_lease": 8.0, **COPIED_MESSAGES}
 

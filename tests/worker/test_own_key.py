@@ -16,8 +16,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import flaky, pack, tick, try_later
 
-pytestmark = pytest.mark.worker
-
 SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 SHOP = {"accept_content": SERIALIZERS}
 

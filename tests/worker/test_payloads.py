@@ -13,8 +13,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import give
 
-pytestmark = pytest.mark.worker
-
 LARGE = "VISA-1111-1111-1111" * 40
 
 

@@ -25,8 +25,6 @@ from tests.worker.tasks import (
     try_later,
 )
 
-pytestmark = pytest.mark.worker
-
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
 
@@ -65,17 +63,9 @@ def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str, pool: str)
 @pytest.mark.core
 @pytest.mark.parametrize("task", [catching, running])
 def test_own_call_that_catches_errors_does_not_end_a_duplicate(
-    ledger: Ledger, order: str, pool: str, task: Any
+    shop: Shop, order: str, pool: str, task: Any
 ) -> None:
-    first = ledger.start(task, order)
-    duplicate = task.delay(order)
-    if pool != "solo":
-        ledger.wait_for_signal(duplicate.id, "conflicted")
-    ledger.release(order)
-
-    assert first.get(timeout=SOON)["value"]["receipt"]
-    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-    assert [run.task_id for run in ledger.runs(order)] == [first.id]
+    assert check_duplicates(shop, task, order, 1, at_once=pool != "solo")["value"]["receipt"]
 
 
 @pytest.mark.core

@@ -26,8 +26,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, charge, final, flaky, pack, try_later
 
-pytestmark = pytest.mark.worker
-
 needs_states_of_the_revoked = pytest.mark.skipif(
     celery.VERSION < (5, 6), reason="workers store REVOKED at once since Celery 5.6"
 )

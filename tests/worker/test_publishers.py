@@ -18,7 +18,7 @@ from tests.worker.harness import REPOSITORY, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import charge
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = pytest.mark.exhaustive
 
 
 #: Publishes a call; returns the state of its result, its value or the error's message, and the name

@@ -13,7 +13,7 @@ from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack, silent, try_later
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.core]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.core]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -18,7 +18,7 @@ from tests.waiting import SOON
 from tests.worker.harness import Shop, check_retry
 from tests.worker.tasks import pack, try_later
 
-pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
+pytestmark = pytest.mark.rabbitmq
 
 #: Seconds; shorter than the default.
 CONFIRM_TIMEOUT = 0.5

@@ -12,7 +12,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.worker]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 
 ORDERS = 8
 

@@ -27,7 +27,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
 from tests.worker.tasks import open_door, pack
 
-pytestmark = [pytest.mark.slow, pytest.mark.worker]
+pytestmark = pytest.mark.slow
 
 #: Seconds.
 REDELIVER_AFTER = 2.0

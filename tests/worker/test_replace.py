@@ -13,8 +13,6 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.tasks import REPLACE, pack, replacing, replacing_in_bursts
 
-pytestmark = pytest.mark.worker
-
 TASKS = [replacing, replacing_in_bursts]
 
 

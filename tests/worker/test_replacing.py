@@ -157,9 +157,6 @@ handing_on_reserved = task_of(
 handing_on_in_turn = task_of(hand_on, "handing_on_in_turn", idempotency_until="finished", **KEYED)
 
 
-pytestmark = pytest.mark.worker
-
-
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop], tmp_path_factory: Any) -> Iterator[Shop]:
     database = tmp_path_factory.mktemp("database") / "shop.db"

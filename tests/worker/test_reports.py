@@ -245,7 +245,7 @@ SCENARIOS = {
 }
 
 
-pytestmark = [pytest.mark.worker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 

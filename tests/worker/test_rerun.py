@@ -35,8 +35,6 @@ from tests.worker.tasks import (
     report_failure,
 )
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module")
 def extended_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:

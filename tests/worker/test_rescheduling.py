@@ -70,9 +70,6 @@ def stop_here(self: Any, order: str) -> str:
         return order
 
 
-pytestmark = pytest.mark.worker
-
-
 # With "run", a stored result ends a reservation, but not that of a retry.
 SHOP = {"imports": [__name__], "idempotency_on_store_error": "run"}
 

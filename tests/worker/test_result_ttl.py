@@ -14,8 +14,6 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import charge, flaky, pack, try_later
 
-pytestmark = pytest.mark.worker
-
 TTL = 600
 
 CALLS: dict[str, Callable[[Shop, str], AsyncResult]] = {

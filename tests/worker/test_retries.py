@@ -21,8 +21,6 @@ from tests.worker.tasks import (
     try_in_vain,
 )
 
-pytestmark = pytest.mark.worker
-
 
 def test_a_retry_with_other_arguments_keeps_its_key(ledger: Ledger, order: str) -> None:
     assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2

@@ -29,8 +29,6 @@ from tests.worker.tasks import (
     waiting,
 )
 
-pytestmark = pytest.mark.worker
-
 #: The signals of calls that are not in shadow.
 REAL = (
     *("begun", "taken_over", "completed", "failed", "released", "replayed", "conflicted"),

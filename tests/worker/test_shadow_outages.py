@@ -19,7 +19,7 @@ from tests.worker.tasks import pack, reserved
 #: up to five seconds.
 AT_ONCE = 4.0
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")

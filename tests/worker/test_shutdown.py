@@ -13,8 +13,6 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.mark.parametrize("pool", exhaustive_except(["prefork", "gevent", "eventlet"], "prefork"))
 def test_interrupted_task_runs_again(open_shop: Callable[..., Shop], order: str, pool: str) -> None:

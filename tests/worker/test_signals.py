@@ -16,8 +16,6 @@ from tests.waiting import SOON
 from tests.worker.ledger import RECORD_ATTRIBUTES, Ledger, ReceivedSignal
 from tests.worker.tasks import charge, final, flaky, pack, raising, thrifty, try_later
 
-pytestmark = pytest.mark.worker
-
 
 def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
     """Waits for the only signal of that name of a task."""

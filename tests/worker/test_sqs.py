@@ -18,7 +18,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, try_later
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = pytest.mark.exhaustive
 
 #: Seconds.
 LEASE = 2.0

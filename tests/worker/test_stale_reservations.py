@@ -16,7 +16,6 @@ from tests.worker.tasks import in_turn, pack
 
 pytestmark = [
     pytest.mark.exhaustive,
-    pytest.mark.worker,
     pytest.mark.parametrize("task", [pack, in_turn]),
 ]
 

@@ -13,8 +13,6 @@ from tests.worker.harness import LEASE, Shop, freeze_past_the_lease
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError
 
-pytestmark = pytest.mark.worker
-
 
 def test_each_step_returns_its_value_and_a_duplicate_runs_none(ledger: Ledger, order: str) -> None:
     values = ship.delay(order).get(timeout=SOON)

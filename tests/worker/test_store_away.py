@@ -13,8 +13,6 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack, reserved, strict, unguarded
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:

@@ -14,8 +14,6 @@ from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, freeze_past_the_l
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.mark.core
 def test_pool_process_is_killed(shop: Shop, ledger: Ledger, order: str) -> None:

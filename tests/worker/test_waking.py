@@ -31,8 +31,6 @@ from tests.worker.tasks import (
     try_early_in_turn,
 )
 
-pytestmark = pytest.mark.worker
-
 #: The longest time in seconds from an end to its effect on a busy machine; a message that is not
 #: woken waits for 45 s at least.
 AT_ONCE = 5.0

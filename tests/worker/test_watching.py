@@ -23,8 +23,6 @@ from tests.worker import harness
 from tests.worker.harness import Monitor, Shop, Worker, end_lease, scrape
 from tests.worker.tasks import charge, labelled, misruled, pack, short_lease
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
