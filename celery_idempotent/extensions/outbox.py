@@ -27,7 +27,6 @@ from kombu import serialization
 from celery_idempotent.core.events.report import About, report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.record import OUTBOX, Payload
 from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.publish import put_back
@@ -72,12 +71,11 @@ async def begin_at_row(call: Pass, transaction: Transaction, claim: Claim) -> Ro
         As :meth:`Transaction.begin`.
 
     Raises:
-        SoftLimitReached: if a soft time limit was reached while waiting for another transaction.
         StoreUnavailableError: if the broker or the database is unavailable.
         TransactionError: if called inside a transaction of the caller.
     """
     while True:
-        row = at_row(partial(transaction.begin, claim))
+        row = transaction.begin(claim)
         if row is None or row.outbox is None:
             return row
         await publish_found(call, transaction.database, row)

@@ -12,7 +12,6 @@ from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.forget import forget_call
-from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.flow.values import End
 from celery_idempotent.core.record import Record
 from celery_idempotent.core.store import commands, run_sync
@@ -28,7 +27,7 @@ class ForgetFirst(Extension):
     async def before_begin(self) -> End | None:
         """Forgets the outcome; any other outcome stays, and the begin replays it."""
         try:
-            forgotten = at_row(self._forget)
+            forgotten = self._forget()
         except StoreUnavailableError as error:
             report(table.STORE_UNAVAILABLE, self.call)
             return conflict.put_back(self.call, error)

@@ -24,13 +24,11 @@ from celery_idempotent.core.flow.pass_ import (
     begin_command,
     release_command,
 )
-from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.flow.values import (
     Answer,
     Complete,
     Delegate,
     Fail,
-    Failure,
     Outcome,
     Release,
 )
@@ -119,9 +117,6 @@ class Shadow(Extension):
             held = await _begin(call)
         try:
             outcome = await runtime.run(partial(call.host.run, runtime.execution(str(call.key))))
-        except SoftLimitReached as interrupted:
-            # A soft time limit was reached before the body. It ends the call as in the body.
-            outcome = Failure(interrupted.error)
         finally:
             if held is not None:
                 runtime.stop_renewal(held)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -24,7 +23,6 @@ from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.replay import replacement_error, replay_or_put_back
-from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.flow.values import (
     AGAIN,
     GRANTED,
@@ -148,7 +146,7 @@ class RowTransaction(Extension):
         """
         call = self.call
         try:
-            row = at_row(partial(Transaction(self.database).find, claim_of(call)))
+            row = Transaction(self.database).find(claim_of(call))
             # The row of a task that replaced itself is not its outcome.
             if row is None or row.expired or (row.delegates and row.outbox is None):
                 return poisoned

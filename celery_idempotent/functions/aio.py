@@ -89,9 +89,6 @@ class AsyncioRuntime:
         """Returns the reply of the store."""
         return await _until_replied(lambda: self.store.execute(command))
 
-    #: Soft time limits do not apply on an event loop.
-    execute_interruptible = execute
-
     async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """Returns the replies of the store."""
         return await _until_replied(lambda: self.store.execute_all(commands))

@@ -291,7 +291,7 @@ def _wait_for(effect: Any) -> Generator[Any, Any, Any]:
 class SharedRoundTrips:
     """The runtime of a flow while :class:`Together` runs it."""
 
-    execute = execute_interruptible = sleep = staticmethod(_wait_for)
+    execute = sleep = staticmethod(_wait_for)
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime

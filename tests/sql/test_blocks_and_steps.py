@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import Decision, Idempotency, TransactionError
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.sql.database import Database
-from celery_idempotent.sql.outcomes import Claim
-from celery_idempotent.sql.transaction import Transaction
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import Shop, each_kind, forget_records
 from tests.sql.databases import TestDatabase, effects
-from tests.waiting import SOON
 
 pytestmark = each_kind
 
@@ -58,52 +48,6 @@ class TestSteps:
 
         with pytest.raises(TransactionError, match="idempotency_transaction"):
             without()
-
-
-@contextmanager
-def soft_limit_at_claim(database: TestDatabase) -> Iterator[None]:
-    """Sends the signal of a soft time limit when a row is claimed."""
-
-    def send(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT"):
-            signal.raise_signal(signal.SIGUSR1)
-
-    def handle(*_: Any) -> None:
-        raise SoftTimeLimitExceeded
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    sa.event.listen(database.engine, "before_cursor_execute", send)
-    try:
-        yield
-    finally:
-        sa.event.remove(database.engine, "before_cursor_execute", send)
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_soft_time_limit_ends_the_wait_for_a_row(
-    idem: Idempotency, database: TestDatabase, order: str
-) -> None:
-    """Another transaction has the row; nothing interrupts SQLite while it waits."""
-    runs: list[str] = []
-    ship = idem.idempotent(key="{order}", name="ship", transaction=database.engine)(
-        lambda order: runs.append(order)
-    )
-
-    key = ship.idempotency_key_of(order)
-    claim = Claim.of(key, idem.settings.key_prefix, task_id="another")
-    other = Transaction(Database(database.engine))
-    if database.kind != "sqlite":
-        contextvars.Context().run(other.begin, claim)
-    timer = threading.Timer(SOON / 2, other.rollback)
-    timer.start()
-    with soft_limit_at_claim(database), pytest.raises(SoftTimeLimitExceeded):
-        ship(order)
-    timer.cancel()
-    assert runs == []
-    assert database.kind == "sqlite" or other.phase == "open", "it has not waited for the end"
-    other.rollback()
-    ship(order)
-    assert runs == [order]
 
 
 class TestBlocks:

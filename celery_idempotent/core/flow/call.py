@@ -104,29 +104,14 @@ class Runtime(Protocol):
             CorruptRecordError: if the value under the key is not a string.
         """
 
-    async def execute_interruptible(self, command: Command) -> Reply:
-        """Executes a begin: a soft time limit ends the wait for the reply.
-
-        Raises:
-            SoftLimitReached: if the limit was reached.
-        """
-
     async def sleep(self, seconds: float) -> None:
         """Waits."""
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Waits until the record differs from `seen`, for `seconds` at most.
-
-        Raises:
-            SoftLimitReached: if a soft time limit was reached.
-        """
+        """Waits until the record differs from `seen`, for `seconds` at most."""
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Runs `func`, the user's code, and returns its outcome.
-
-        Raises:
-            SoftLimitReached: if a soft time limit was reached before it began.
-        """
+        """Runs `func`, the user's code, and returns its outcome."""
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Any:
         """Runs the flow of a step, which `start` creates, and returns its outcome.

@@ -17,7 +17,6 @@ from celery_idempotent.core.flow.replay import (
     replay,
     replay_or_put_back,
 )
-from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.flow.values import (
     AGAIN,
     GRANTED,
@@ -122,9 +121,6 @@ async def _part(call: Pass, part: Coroutine[Any, Any, End | None]) -> End | None
         if end is None:
             call.reach_body()
         return end
-    except SoftLimitReached as interrupted:
-        await call.interrupt(interrupted, must_ask=False)  # that takes too long
-        return conflict.put_back(call, interrupted.error)
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:

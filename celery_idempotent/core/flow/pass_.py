@@ -112,7 +112,7 @@ class Pass:
         command, sent_at = begin_command(self), lease_now()
         self._unanswered = True
         try:
-            reply = await self.runtime.execute_interruptible(command)
+            reply = await self.runtime.execute(command)
         except IdempotencyError:
             self._unanswered = False
             raise
@@ -231,14 +231,9 @@ class Pass:
         if self._is_renewed:
             self.stop_renewal()
 
-    async def interrupt(self, error: BaseException, *, must_ask: bool = True) -> None:
-        """Gives back whatever the call was granted, after `error` has interrupted it.
-
-        Args:
-            must_ask: whether to ask Redis for the reply to a begin that is not known.
-        """
+    async def interrupt(self, error: BaseException) -> None:
+        """Gives back whatever the call was granted, after `error` has interrupted it."""
         self.leave_body()
-        self._unanswered &= must_ask
         self.end_extensions()
         decide_by(self, error)
         await self.give_back()

@@ -3,7 +3,8 @@
 Celery's prefork pool raises SoftTimeLimitExceeded in a handler of SIGUSR1: in the main thread,
 between any two bytecodes. It could interrupt a begin, whose reply would be lost, or the storing of
 a result. Therefore the flow wraps the installed handler. The wrapper always calls the handler at
-once. An error that the handler raises outside the body is kept until the flow can deal with it.
+once, and keeps an error that it raises outside the body: before the body, until its first line;
+after the body, or without one, the error is dropped.
 """
 
 from __future__ import annotations
@@ -17,34 +18,17 @@ from _thread import get_ident
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 _SIGNAL = getattr(signal, "SIGUSR1", None)
-
-#: Phases of a call. In FLOW, the error is kept; in WAIT, it ends the wait for Redis as
-#: SoftLimitReached; in BODY, it is raised unchanged.
-FLOW, WAIT, BODY = "flow", "wait", "body"
-
-
-class SoftLimitReached(BaseException):
-    """A soft time limit was reached before the body began.
-
-    Args:
-        error: what the handler raised.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 @dataclass(slots=True, eq=False)
 class SoftLimit:
     """The soft time limit of one flow, or of one message from its start to its end."""
 
-    phase: str = FLOW
+    #: Errors of the handler are not kept.
+    in_body: bool = False
     #: The error that the handler has raised, while it is kept.
     error: BaseException | None = None
     _thread: int = field(default_factory=get_ident, init=False)
@@ -65,43 +49,18 @@ class SoftLimit:
         if _current.get() is self:
             _current.set(self._outer)
 
-    def begin(self, phase: str) -> None:
-        """Begins `phase`.
-
-        Raises:
-            SoftLimitReached: if the limit has been reached.
-        """
-        try:
-            self.phase = phase
-            if self.error is not None:
-                raise SoftLimitReached(self.error)
-        except SoftLimitReached:
-            self.phase = FLOW
-            raise
-        except BaseException as error:
-            self.phase = FLOW
-            raise SoftLimitReached(error) from None
-
-    def take(self) -> BaseException | None:
-        """Returns the kept error once."""
+    def begin_body(self) -> None:
+        """Begins the body with the kept error, if there is one."""
+        self.in_body = True
         error, self.error = self.error, None
-        return error
+        if error is not None:
+            raise error
 
 
 _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", default=None)
 
 #: Returns the limit of the current flow, which was entered last.
 innermost: Callable[[], SoftLimit] = _current.get  # type: ignore[assignment]
-
-
-def at_row(work: Callable[[], T]) -> T:
-    """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
-    limit = innermost()
-    try:
-        limit.begin(WAIT)
-        return work()
-    finally:
-        limit.phase = FLOW
 
 
 #: Returns the limit of the current message, for a task that is not in the flow; set by
@@ -123,13 +82,10 @@ class _Handler:
 
     def __call__(self, number: int, frame: Any) -> None:
         limit = current() or (of_message() if of_message else None)
-        if limit is None or limit.phase is BODY:
+        if limit is None or limit.in_body:
             self._handler(number, frame)
             return
         try:
             self._handler(number, frame)
         except BaseException as error:
             limit.error = error.with_traceback(None)
-            if limit.phase is WAIT:
-                limit.phase = FLOW
-                raise SoftLimitReached(limit.error) from None

@@ -7,22 +7,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from celery_idempotent.core.flow.execution import Execution
-from celery_idempotent.core.flow.soft_limit import (
-    BODY,
-    FLOW,
-    WAIT,
-    SoftLimit,
-    SoftLimitReached,
-    innermost,
-)
+from celery_idempotent.core.flow.soft_limit import SoftLimit, innermost
 from celery_idempotent.core.flow.values import Failure, Outcome, Result
-from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.scripts import Reply
 
 T = TypeVar("T")
 
@@ -35,31 +25,13 @@ class BlockingRuntime:
     def __init__(self, store: RecordStore) -> None:
         self.store = store
         self.execute = store.execute
-        self.execute_all = store.execute_all
+        self.execute_all, self.wait_for_change = store.execute_all, store.wait_for_change
         renewer = heartbeat.renewer(store)
         self.start_renewal, self.stop_renewal = renewer.start_renewal, renewer.stop_renewal
-
-    async def execute_interruptible(self, command: Command) -> Reply:
-        """Returns the reply of the store, unless a soft time limit is reached first."""
-        limit = innermost()
-        try:
-            limit.begin(WAIT)
-            return await self.store.execute(command)
-        finally:
-            limit.phase = FLOW
 
     async def sleep(self, seconds: float) -> None:
         """Blocks the thread."""
         time.sleep(seconds)
-
-    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Blocks the thread, unless a soft time limit is reached first."""
-        limit = innermost()
-        try:
-            limit.begin(WAIT)
-            await self.store.wait_for_change(key, seen, seconds)
-        finally:
-            limit.phase = FLOW
 
     async def run(self, func: Callable[[], T]) -> Outcome:
         """Returns the outcome of `func`."""
@@ -67,18 +39,14 @@ class BlockingRuntime:
         outcome: Outcome | None = None
         try:
             try:
-                limit.begin(BODY)
+                limit.begin_body()
                 outcome = Result(func())
-            except SoftLimitReached:
-                raise
             except BaseException as error:
                 outcome = Failure(error)
-            limit.phase = FLOW
-        except SoftLimitReached:
-            raise
+            limit.in_body = False
         except BaseException as late:
             # Raised by a signal handler after the body had ended.
-            limit.phase = FLOW
+            limit.in_body = False
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
 
@@ -100,9 +68,6 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
     try:
         own.enter()
         return run_sync(start())
-    except SoftLimitReached as interrupted:
-        own.take()
-        raise interrupted.error from None
     finally:
         own.leave()
         if limit is None and (error := own.error) is not None:

@@ -138,12 +138,14 @@ class RecordStore:
     def _call(self, command: Command, deadline: Deadline | None = None) -> list[Any]:
         """Returns the command for Redis."""
         script, key, kinds, arguments, result_name = command
-        names: list[str | bytes] = [_NAMES[kind](self.config, key) for kind in kinds]
+        call: list[Any] = ["EVALSHA", script.sha, len(kinds) + bool(result_name)]
+        call += [_NAMES[kind](self.config, key) for kind in kinds]
         if result_name:
-            names.append(result_name)
-        if deadline is not None:
-            arguments = [deadline if each is DEADLINE else each for each in arguments]
-        return ["EVALSHA", script.sha, len(names), *names, *arguments]
+            call.append(result_name)
+        call += arguments
+        if LATE in script.replies:
+            call[call.index(DEADLINE)] = deadline
+        return call
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.
@@ -413,7 +415,7 @@ class RecordStore:
             return
         try:
             if isinstance(self._transport, ServerTransport):
-                run_sync(self._transport.send_once((command,), wait=False))
+                run_sync(self._transport.send_unread(command))
             else:
                 self.client.execute_command(*command)
         except CONNECTION_ERRORS as error:

@@ -24,7 +24,6 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, report_refused
 from celery_idempotent.core.flow.execution import Execution, unprotected
-from celery_idempotent.core.flow.soft_limit import BODY
 from celery_idempotent.core.key import Key, message_form
 from celery_idempotent.core.key.rule import TASK_ID
 from celery_idempotent.core.record import Record
@@ -212,11 +211,7 @@ class IdempotentTask(TaskOptions, Task):
             key = None
         if key is None:
             request.idempotency_without_body = False
-            # The task runs without protection: raise a soft limit that was kept, and keep no other.
-            limit = soft_limit_of(request)
-            limit.phase = BODY
-            if limit.error is not None:
-                raise limit.error
+            soft_limit_of(request).begin_body()  # without protection
             if configuration.is_protected:  # otherwise the tracer has called it
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
+import queue
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -100,10 +100,12 @@ class _Turns:
 
     def __init__(self, *, is_async: bool) -> None:
         self._is_async = is_async
-        semaphore: Any = asyncio.Semaphore if is_async else threading.Semaphore
-        self._free = semaphore(MAX_CONNECTIONS)
         #: When a turn last ended with a reply.
         self._replied_at = 0.0
+        # For threads, a semaphore would take as long as the rest of a call's way to the socket.
+        self._free: Any = asyncio.Queue() if is_async else queue.SimpleQueue()
+        for _ in range(MAX_CONNECTIONS):
+            self._free.put_nowait(None)
 
     async def begin(self, timeout: float) -> None:
         """Waits for a turn.
@@ -111,18 +113,25 @@ class _Turns:
         Raises:
             RedisTimeoutError: if no turn has ended with a reply for `timeout` seconds.
         """
-        if not self._is_async and self._free.acquire(blocking=False):
-            return
+        try:
+            self._free.get_nowait()
+        except (queue.Empty, asyncio.QueueEmpty):
+            await self._wait(timeout)
+
+    async def _wait(self, timeout: float) -> None:
         since = monotonic()
         if self._is_async:
-            await self._free.acquire()
-        else:
-            while not self._free.acquire(timeout=timeout):
+            await self._free.get()
+        while not self._is_async:
+            try:
+                self._free.get(timeout=timeout)
+                break
+            except queue.Empty:
                 self._check(since, timeout)
         try:
             self._check(since, timeout)
         except RedisTimeoutError:
-            self._free.release()
+            self._free.put_nowait(None)
             raise
 
     def _check(self, since: float, timeout: float) -> None:
@@ -133,7 +142,7 @@ class _Turns:
         """Ends the caller's turn."""
         if replied:
             self._replied_at = monotonic()
-        self._free.release()
+        self._free.put_nowait(None)
 
 
 #: Seconds before each resend. The first is immediate: the connection may just have been stale.
@@ -178,18 +187,18 @@ class ServerTransport(BaseTransport):
         started_at = monotonic()
         for delay in (*RESEND_DELAYS, None):
             replies: list[Any] = []
-            turns = self._pool.get().turns
-            await turns.begin(self.timeout)
+            pool = self._pool.get()
+            await pool.turns.begin(self.timeout)
             try:
-                replies = await self.send_once(commands)
+                replies = await pool.send(commands)
                 break
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
-                await self._pool.get().close_idle()
+                await pool.close_idle()
                 if delay is None or monotonic() - started_at > 0.6 * self.timeout:
                     raise
             finally:
-                turns.end(replied=bool(replies))
+                pool.turns.end(replied=bool(replies))
             await self.sleep(max(delay, deadline.left() if deadline else 0.0))
         # The server was flushed or restarted, or is a new master.
         if NoScriptError in map(type, replies) and (loading := with_sources(commands)) != commands:
@@ -206,50 +215,12 @@ class ServerTransport(BaseTransport):
         if isinstance(reply, Exception):
             raise reply
 
-    async def send_once(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
-        """Sends commands without resending them.
+    async def send_unread(self, command: Sequence[Any]) -> None:
+        """Sends a command once, without waiting for the reply.
 
-        Args:
-            wait: for the replies. Otherwise the next command on the connection drops them: the
-                commands may be lost, and error replies are ignored.
+        The next command on the connection drops it: this one may be lost, and its error is ignored.
         """
-        pool, count = self._pool.get(), len(commands)
-        try:
-            connection, unread = pool.idle.pop()
-        except IndexError:
-            connection, unread = await pool.connect(), 0
-        replies: list[Any] = []
-        # Once there is a connection: deadlines begin when the commands are packed.
-        packed = b"".join(map(pack, commands))
-        try:
-            sent = connection.send_packed_command([packed], check_health=False)
-            if self.is_async:
-                await sent
-            while wait and len(replies) < count:
-                try:
-                    reply = connection.read_response(disable_decoding=True)
-                    if self.is_async:
-                        reply = await reply
-                except ResponseError as error:
-                    if isinstance(error, ReadOnlyError) and not unread:
-                        raise
-                    reply = error
-                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
-                    # A RESP3 push message, which redis-py before 6 with hiredis returns like a
-                    # reply. No command sent here replies with such a list.
-                    continue
-                if unread:
-                    unread -= 1
-                else:
-                    replies.append(reply)
-        except BaseException:
-            # After an interruption, a reply may still arrive; no other command must read it.
-            await result_of(connection.disconnect(True))
-            raise
-        pool.idle.append((connection, 0 if wait else unread + count))
-        if pool.closed:  # meanwhile
-            await pool.close_idle()
-        return replies
+        await self._pool.get().send((command,), wait=False)
 
     async def close_idle(self) -> None:
         """See `BaseTransport`."""
@@ -270,8 +241,8 @@ class _Pool:
     def __init__(
         self, config: StoreConfig, timeout: float, library: Any, clock: ServerClock
     ) -> None:
-        self._clock = clock
-        self.turns = _Turns(is_async=library is redis.asyncio)
+        self._clock, self._is_async = clock, library is redis.asyncio
+        self.turns = _Turns(is_async=self._is_async)
         self._client = connect(config, timeout=timeout, retries=0, library=library)
         # The pool's make_connection is not used: since redis-py 8 it counts all connections made,
         # including lost ones, and refuses more than a limit.
@@ -280,7 +251,47 @@ class _Pool:
         self.idle: list[tuple[Any, int]] = []
         self.closed = False
 
-    async def connect(self) -> Any:
+    async def send(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
+        """Sends commands once; without `wait`, the replies are dropped by the next call."""
+        count = len(commands)
+        try:
+            connection, unread = self.idle.pop()
+        except IndexError:
+            connection, unread = await self._connect(), 0
+        replies: list[Any] = []
+        # Once there is a connection: deadlines begin when the commands are packed.
+        packed = b"".join(map(pack, commands))
+        try:
+            sent = connection.send_packed_command([packed], check_health=False)
+            if self._is_async:
+                await sent
+            while wait and len(replies) < count:
+                try:
+                    reply = connection.read_response(disable_decoding=True)
+                    if self._is_async:
+                        reply = await reply
+                except ResponseError as error:
+                    if isinstance(error, ReadOnlyError) and not unread:
+                        raise
+                    reply = error
+                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+                    # A RESP3 push message, which redis-py before 6 with hiredis returns like a
+                    # reply. No command sent here replies with such a list.
+                    continue
+                if unread:
+                    unread -= 1
+                else:
+                    replies.append(reply)
+        except BaseException:
+            # After an interruption, a reply may still arrive; no other command must read it.
+            await result_of(connection.disconnect(True))
+            raise
+        self.idle.append((connection, 0 if wait else unread + count))
+        if self.closed:  # meanwhile
+            await self.close_idle()
+        return replies
+
+    async def _connect(self) -> Any:
         connection = self.pool.connection_class(**self.pool.connection_kwargs)
         await result_of(connection.connect())
         try:
