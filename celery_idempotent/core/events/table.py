@@ -232,8 +232,8 @@ SHADOW: Final = tuple(
 #: message, a call of a function) has exactly one decision, unless its process dies first: ``run``
 #: (its body begins), ``takeover`` (its body begins, after an execution that died), ``replay``,
 #: ``conflict``, ``refused``, ``store_unavailable`` (it must be retried), ``unprotected`` (its body
-#: begins without a record, as Redis is unavailable), ``interrupted`` (a soft time limit, shutdown,
-#: cancellation or unexpected error came first), or one of `SHADOW`.
+#: begins without a record, as Redis is unavailable), ``interrupted`` (a shutdown, cancellation or
+#: unexpected error came first), or one of `SHADOW`.
 DECISIONS: Final = (
     *("run", "takeover", "replay", "conflict", "refused"),
     *("store_unavailable", "unprotected", "interrupted"),
