@@ -25,7 +25,6 @@ from celery_idempotent.contrib.http.middleware import record_key
 from celery_idempotent.core.store import commands, run_sync
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
-from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 IDENTITY = "alice"
@@ -38,7 +37,7 @@ class Site:
     """An app behind the middleware, whose handler a test replaces at will."""
 
     def __init__(self, kind: str, idem: Idempotency) -> None:
-        self.kind = kind
+        self.is_asgi, self.is_django = kind.endswith("asgi"), kind.startswith("django")
         self.idem = idem
         self.options: dict[str, Any] = {"identity": lambda request: IDENTITY}
         self.requests = 0
@@ -46,18 +45,14 @@ class Site:
 
     def post(self, key: str | None, body: bytes = b"", method: str = "POST") -> Any:
         """Sends a request; may be called by the handler."""
-        if self.kind.startswith("django"):
-            return self._post_django(key, body, method)
-        if self.kind == "asgi":
-            app = asgi.IdempotencyMiddleware(self._asgi, self.idem, **self.options)
-            return self._post_asgi(app, key, body, method)
-        return wsgi_server.request(
-            wsgi.IdempotencyMiddleware(self._wsgi, self.idem, **self.options),
-            wsgi_server.environ(key, body, REQUEST_METHOD=method),
-            validate=method.isupper(),  # the validator warns of another one
-        )
+        app = self._app()
+        if not self.is_asgi:
+            environ = wsgi_server.environ(key, body, REQUEST_METHOD=method)
+            # The validator warns of a method in other case.
+            return wsgi_server.request(
+                app, environ, validate=not self.is_django and method.isupper()
+            )
 
-    def _post_asgi(self, app: Any, key: str | None, body: bytes, method: str) -> Any:
         async def send() -> Any:
             scope = asgi_server.scope(key, method=method)
             response = await asgi_server.request(app, scope, body)
@@ -68,15 +63,14 @@ class Site:
         with ThreadPoolExecutor(1) as threads:
             return threads.submit(asyncio.run, send()).result()
 
-    def _post_django(self, key: str | None, body: bytes, method: str) -> Any:
+    def _app(self) -> Any:
+        if not self.is_django:
+            module, app = (asgi, self._asgi) if self.is_asgi else (wsgi, self._wsgi)
+            return module.IdempotencyMiddleware(app, self.idem, **self.options)
         options = {name.upper(): value for name, value in self.options.items()}
         # Settings belong to the process, and handlers send requests in other threads.
         with lock, override_settings(IDEMPOTENCY_MIDDLEWARE={"ENGINE": self.idem, **options}):
-            handler = ASGIHandler() if self.kind == "django-asgi" else WSGIHandler()
-        if self.kind == "django-asgi":
-            return self._post_asgi(handler, key, body, method)
-        environ = wsgi_server.environ(key, body, REQUEST_METHOD=method)
-        return wsgi_server.request(handler, environ, validate=False)
+            return ASGIHandler() if self.is_asgi else WSGIHandler()
 
     def view(self, request: Any) -> Any:
         self.requests += 1
@@ -102,6 +96,11 @@ class Site:
         url = self.idem.settings.redis_url
         self.idem = Idempotency(url, key_prefix=uuid4().hex, name="web", **options)
 
+    def record(self, client: redis.Redis) -> tuple[bytes, bytes]:
+        """Returns the name and the value of the only record."""
+        (name,) = client.keys(f"{self.idem.settings.key_prefix}:*")
+        return name, client.get(name)
+
     def end_lease(self, key: str) -> None:
         """Ends the lease of the running execution, as if its process had been frozen."""
         (record,) = self.idem.records()
@@ -113,7 +112,7 @@ class Site:
 @pytest.fixture(params=["asgi", "wsgi", "django-asgi", "django-wsgi"])
 def site(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Site]:
     site = Site(request.param, idem)
-    if not site.kind.startswith("django"):
+    if not site.is_django:
         yield site
         return
     request.getfixturevalue("django_project")
@@ -126,20 +125,21 @@ def site(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Site]:
         yield site
 
 
-def problem(response: Any) -> str:
+def problem(response: Any, base: str = "urn:celery-idempotent:") -> str:
+    """Returns the status and the name of a problem."""
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["content-length"] == str(len(response.body))
     document = json.loads(response.body)
     assert document["status"] == response.status
-    return str(document["type"])
+    assert document["type"].startswith(base)
+    return f"{response.status} {document['type'].removeprefix(base)}"
 
 
 def test_503_if_the_store_is_unavailable(site: Site, key: str) -> None:
     site.idem = Idempotency("redis://127.0.0.1:1", name="web")
     response = site.post(key)
 
-    assert (response.status, site.requests) == (503, 0)
-    assert problem(response) == "urn:celery-idempotent:store-unavailable"
+    assert (problem(response), site.requests) == ("503 store-unavailable", 0)
     assert response.headers["retry-after"] == "1"
 
 
@@ -155,23 +155,17 @@ def test_a_request_without_protection_is_marked(site: Site, key: str) -> None:
 
 
 def test_500_if_the_record_is_damaged(
-    site: Site, server: RedisServer, key: str, caplog: pytest.LogCaptureFixture
+    site: Site, client: redis.Redis, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.post(key)
-    with server.client() as client:
-        (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
-        client.set(name, b"damaged")
+    client.set(site.record(client)[0], b"damaged")
     response = site.post(key)
 
-    assert (response.status, site.requests) == (500, 1)
-    assert problem(response) == "urn:celery-idempotent:record-unreadable"
-    (record,) = [
-        record
-        for record in caplog.records
-        if record.levelno == logging.ERROR and record.name.startswith("celery_idempotent")
-    ]
-    assert "refused" in record.message
-    assert key not in record.message
+    assert (problem(response), site.requests) == ("500 record-unreadable", 1)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    (error,) = (each for each in errors if each.name.startswith("celery_idempotent"))
+    assert "refused" in error.message
+    assert key not in error.message
 
 
 def test_500_if_the_record_holds_no_response(site: Site, key: str) -> None:
@@ -179,8 +173,7 @@ def test_500_if_the_record_holds_no_response(site: Site, key: str) -> None:
         execution.complete("something else")
     response = site.post(key)
 
-    assert (response.status, site.requests) == (500, 0)
-    assert problem(response) == "urn:celery-idempotent:record-unreadable"
+    assert (problem(response), site.requests) == ("500 record-unreadable", 0)
 
 
 def test_500_if_its_executions_have_crashed(site: Site, key: str) -> None:
@@ -194,8 +187,7 @@ def test_500_if_its_executions_have_crashed(site: Site, key: str) -> None:
     site.handler = crash
     responses = [site.post(key), *later, site.post(key)]
 
-    assert [response.status for response in responses] == [500] * 3
-    assert {problem(r) for r in responses} == {"urn:celery-idempotent:executions-crashed"}
+    assert [problem(response) for response in responses] == ["500 executions-crashed"] * 3
     assert site.requests == 1
 
 
@@ -203,7 +195,7 @@ def test_409_if_another_execution_has_taken_over_and_runs(site: Site, key: str) 
     def first() -> Any:
         site.end_lease(key)
         site.handler = second
-        thread.start()
+        responses.append(threads.submit(site.post, key))
         assert begun.wait(60)
         return 200, [("Set-Cookie", "session=secret")], b"first"
 
@@ -213,17 +205,15 @@ def test_409_if_another_execution_has_taken_over_and_runs(site: Site, key: str) 
         return 200, [], b"second"
 
     begun, ended, responses = threading.Event(), threading.Event(), []
-    thread = threading.Thread(target=lambda: responses.append(site.post(key)))
     site.handler = first
-    refused = site.post(key)
-    ended.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as threads:
+        refused = site.post(key)
+        ended.set()
 
-    assert refused.status == 409
-    assert problem(refused) == "urn:celery-idempotent:execution-replaced"
+    assert problem(refused) == "409 execution-replaced"
     assert refused.headers["retry-after"] == "1"
     assert "set-cookie" not in refused.headers
-    assert responses[0].body == site.post(key).body == b"second"
+    assert responses[0].result().body == site.post(key).body == b"second"
 
 
 def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site, key: str) -> None:
@@ -243,14 +233,12 @@ def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site
 
 @pytest.mark.parametrize("limited", [False, True], ids=["store_result", "max_response_bytes"])
 def test_409_if_responses_are_not_stored(site: Site, key: str, limited: bool) -> None:
-    if limited:
-        site.options["max_response_bytes"] = 1
-    else:
-        site.new_engine(store_result=False)
+    site.new_engine(store_result=limited)
+    site.options |= {"max_response_bytes": 1} if limited else {}
     first, again = site.post(key), site.post(key)
 
-    assert (first.status, first.body, again.status, site.requests) == (200, b"ok", 409, 1)
-    assert problem(again) == "urn:celery-idempotent:response-not-stored"
+    assert (first.status, first.body, site.requests) == (200, b"ok", 1)
+    assert problem(again) == "409 response-not-stored"
 
 
 @pytest.mark.parametrize("status", [200, 201, 302, 400, 403, 404, 422])
@@ -281,8 +269,8 @@ def test_of_a_large_error_only_the_fact_is_stored(
 
     assert (first.status, len(first.body)) == (422, size)
     assert (again.status, site.requests) == (status, 1)
-    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
-    assert client.strlen(name) < (size + 1000 if status == 422 else 1000)
+    _, stored = site.record(client)
+    assert len(stored) < (size + 1000 if status == 422 else 1000)
 
 
 @pytest.mark.parametrize(
@@ -296,17 +284,16 @@ def test_a_response_with_no_store_is_not_stored(
     site: Site, client: redis.Redis, key: str, status: int, fields: list[str]
 ) -> None:
     """It runs once even so, whatever store_response decides."""
-    if site.kind.startswith("django"):
+    if site.is_django:
         fields = [", ".join(fields)]
     site.options["store_response"] = lambda status, headers: True
     site.handler = lambda: (status, [("Cache-Control", f) for f in fields], b"a secret")
     first, again = site.post(key), site.post(key)
 
-    assert (first.status, first.body) == (status, b"a secret")
-    assert (again.status, site.requests) == (409, 1)
-    assert problem(again) == "urn:celery-idempotent:response-not-stored"
-    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
-    assert b"secret" not in client.get(name)
+    assert (first.status, first.body, site.requests) == (status, b"a secret", 1)
+    assert problem(again) == "409 response-not-stored"
+    _, stored = site.record(client)
+    assert b"secret" not in stored
 
 
 def test_other_cache_directives_are_for_caches(site: Site, key: str) -> None:
@@ -326,9 +313,9 @@ class TestAuthorizeReplay:
         site.handler = lambda: (200, [], b"an account number")
         for allowed in (False, True, False):
             response = site.post(key)
-            expected = (200, 1) if allowed or not seen else (403, 1)
-            assert (response.status, site.requests) == expected
-        assert problem(response) == "urn:celery-idempotent:replay-forbidden"
+            assert response.status == (200 if allowed or not seen else 403)
+            assert site.requests == 1
+        assert problem(response) == "403 replay-forbidden"
         assert b"account" not in response.body
         assert len(seen) == 2  # the app decides about the request that it executes
 
@@ -343,10 +330,9 @@ class TestAuthorizeReplay:
                 return True
 
         answers = [True, False]
-        is_asgi = site.kind in ("asgi", "django-asgi")
-        site.options["authorize_replay"] = authorize if is_asgi else lambda request: Allowed()
+        site.options["authorize_replay"] = authorize if site.is_asgi else lambda _: Allowed()
         site.post(key)
-        if is_asgi:
+        if site.is_asgi:
             assert [site.post(key).status for _ in range(2)] == [403, 200]
         else:  # WSGI has no event loop
             with pytest.raises(TypeError, match="True or False, not Allowed"):
@@ -365,7 +351,7 @@ class TestAuthorizeReplay:
     def test_is_not_asked_about_problems(self, site: Site, key: str) -> None:
         site.options |= {"authorize_replay": lambda request: 1 / 0, "max_response_bytes": 0}
         site.post(key)
-        assert problem(site.post(key)) == "urn:celery-idempotent:response-not-stored"
+        assert problem(site.post(key)) == "409 response-not-stored"
         assert site.post(key, b"other").status == 422
 
     def test_is_asked_about_the_response_of_another_execution(self, site: Site, key: str) -> None:
@@ -377,7 +363,7 @@ class TestAuthorizeReplay:
 
         site.options["authorize_replay"] = lambda request: False
         site.handler = first
-        assert problem(site.post(key)) == "urn:celery-idempotent:replay-forbidden"
+        assert problem(site.post(key)) == "403 replay-forbidden"
 
 
 @pytest.mark.parametrize("method", ["post", "Post", "pOST", "patch"])
@@ -386,7 +372,7 @@ def test_a_method_in_other_case_needs_a_key(site: Site, key: str, method: str) -
     refused = site.post(None, method=method)
     responses = [site.post(key, method=method) for _ in range(2)]
 
-    assert problem(refused) == "urn:celery-idempotent:key-missing"
+    assert problem(refused) == "400 key-missing"
     assert [response.status for response in responses] == [200, 200]
     assert site.requests == 1
 
@@ -435,29 +421,28 @@ def test_a_request_waits_for_a_running_one(site: Site, key: str) -> None:
     def record_case(case: str, **_: Any) -> None:
         cases.append(case)
 
-    begun, ended, responses, cases = threading.Event(), threading.Event(), [], []  # type: ignore[var-annotated]
+    begun, ended, cases = threading.Event(), threading.Event(), []  # type: ignore[var-annotated]
     signals.begin_replied.connect(record_case)
     site.handler = slow
     site.options["wait_timeout"] = 60
-    threads = [threading.Thread(target=lambda: responses.append(site.post(key))) for _ in range(2)]
-    threads[0].start()
-    assert begun.wait(60)
-    threads[1].start()
-    eventually(lambda: "held" in cases, "the second request waits")
-    ended.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(site.post, key)
+        assert begun.wait(60)
+        second = threads.submit(site.post, key)
+        eventually(lambda: "held" in cases, "the second request waits")
+        ended.set()
 
-    assert [response.body for response in responses] == [b"slow", b"slow"]
+    assert first.result().body == second.result().body == b"slow"
     assert site.requests == 1
 
 
 def test_types_and_retry_after_are_options(site: Site, key: str) -> None:
-    site.options |= {"problem_type_base": "https://docs.example/errors#", "retry_after": 7}
+    base = "https://docs.example/errors#"
+    site.options |= {"problem_type_base": base, "retry_after": 7}
     site.idem = Idempotency("redis://127.0.0.1:1", name="web")
     response = site.post(key)
 
-    assert problem(response) == "https://docs.example/errors#store-unavailable"
+    assert problem(response, base) == "503 store-unavailable"
     assert response.headers["retry-after"] == "7"
 
 
@@ -465,10 +450,9 @@ def test_a_record_expires_and_has_neither_key_nor_identity(
     site: Site, client: redis.Redis, key: str
 ) -> None:
     site.post(key)
-    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
-    stored = name + client.get(name)
+    name, stored = site.record(client)
 
-    assert key.encode() not in stored
-    assert IDENTITY.encode() not in stored
+    assert key.encode() not in name + stored
+    assert IDENTITY.encode() not in name + stored
     assert site.idem.settings.result_ttl == 24 * 3600
     assert 24 * 3600 - 60 < client.ttl(name) <= 24 * 3600
