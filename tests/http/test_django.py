@@ -348,8 +348,8 @@ def test_the_dashboard_is_for_staff_and_permissions_give_further_rights(
         web.cookies = httpx.Cookies({"sessionid": browser.cookies["sessionid"].value})
 
     def assert_refused(who: str) -> None:
-        for path in ("/records", f"/api{page}"):
-            assert web.get(path).status_code == 403, who
+        for url in ("/records", f"/api{page}"):
+            assert web.get(url).status_code == 403, who
 
     # It does not refuse inactive users itself.
     backend = "django.contrib.auth.backends.AllowAllUsersModelBackend"

@@ -108,6 +108,21 @@ class Execution:
         status = self.plan.status
         return self.responded and status < 500 and status not in RETRIED
 
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [("x-nonce", str(self.nonce)), ("set-cookie", f"session={self.nonce}")]
+
+    def chunks(self) -> Iterator[tuple[bytes, bool]]:
+        """Yields the chunks of its response, and whether there are more."""
+        sent, chunks = 0, self.plan.content(self.nonce)
+        for i, chunk in enumerate(chunks):
+            if self.plan.fails_at == i:
+                raise AppError
+            sent += len(chunk)
+            more = i + 1 < len(chunks)
+            self.responded = not more or sent > MAX_RESPONSE
+            yield chunk, more
+
 
 @dataclass
 class Journal:
@@ -200,37 +215,29 @@ def mostly(usual: Any, *rare: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(values * (20 // len(values)) + list(rare))
 
 
-ODD_KEYS = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=9).map(
-    lambda key: (key,)
-)
-USERS = mostly([("alice",), ("bob",)], (), ("",), ("alice", "bob"))
+ODD_KEYS = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=9)
 KEYS = mostly([("k1",), ('"k1"',)], ("k2",), ('"k 2"',), (), ("",), ("a,b",), ("k1", "k1"), None)
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    """Returns one request, most of whose parts are ordinary."""
-    return Plan(
-        users=draw(USERS),
-        keys=draw(KEYS) or draw(ODD_KEYS),
-        method=draw(mostly("POST", "GET")),
-        path=draw(mostly("/pay", "/other")),
-        content_type=draw(mostly("", "text/plain", 'multipart/form-data; boundary="x"')),
-        body=draw(mostly(b"a", b"", b"b", b"--x\r\n", b"a" * (MAX_BODY + 1))),
-        cuts=draw(st.integers(1, 3)),
-        lie=draw(mostly(0, 3)),
-        leaves_request_after=draw(mostly(None, 0, 1)),
-        leaves_response_after=draw(mostly(None, 0, 1, 2)),
-        cancelled_after=draw(mostly(None, *range(12))),
-        status=draw(mostly([200, 404], 201, *RETRIED, 500, 503)),
-        size=draw(mostly([40, 40, MAX_RESPONSE + 40], 0)),
-        chunks=draw(st.integers(1, 3)),
-        fails_at=draw(mostly(None, 0, 1)),
-        pauses=draw(st.integers(0, 3)),
-    )
-
-
-SCENARIOS = st.lists(st.lists(plans(), min_size=1, max_size=4), min_size=1, max_size=5)
+#: Requests most of whose parts are ordinary.
+PLANS = st.builds(
+    Plan,
+    users=mostly([("alice",), ("bob",)], (), ("",), ("alice", "bob")),
+    keys=KEYS.flatmap(lambda keys: st.tuples(ODD_KEYS) if keys is None else st.just(keys)),
+    method=mostly("POST", "GET"),
+    path=mostly("/pay", "/other"),
+    content_type=mostly("", "text/plain", 'multipart/form-data; boundary="x"'),
+    body=mostly(b"a", b"", b"b", b"--x\r\n", b"a" * (MAX_BODY + 1)),
+    cuts=st.integers(1, 3),
+    lie=mostly(0, 3),
+    leaves_request_after=mostly(None, 0, 1),
+    leaves_response_after=mostly(None, 0, 1, 2),
+    cancelled_after=mostly(None, *range(12)),
+    status=mostly([200, 404], 201, *RETRIED, 500, 503),
+    size=mostly([40, 40, MAX_RESPONSE + 40], 0),
+    chunks=st.integers(1, 3),
+    fails_at=mostly(None, 0, 1),
+    pauses=st.integers(0, 3),
+)
+SCENARIOS = st.lists(st.lists(PLANS, min_size=1, max_size=4), min_size=1, max_size=5)
 
 
 pytestmark = pytest.mark.exhaustive
@@ -313,17 +320,9 @@ class AsgiScenario(Scenario):
         try:
             for _ in range(plan.pauses):
                 await asyncio.sleep(0)
-            headers = [(b"x-nonce", b"%d" % execution.nonce)]
-            headers.append((b"set-cookie", b"session=%d" % execution.nonce))
+            headers = [(name.encode(), value.encode()) for name, value in execution.headers]
             await send({"type": "http.response.start", "status": plan.status, "headers": headers})
-            sent = 0
-            chunks = plan.content(execution.nonce)
-            for i, chunk in enumerate(chunks):
-                if plan.fails_at == i:
-                    raise AppError
-                sent += len(chunk)
-                more = i + 1 < len(chunks)
-                execution.responded = not more or sent > MAX_RESPONSE
+            for chunk, more in execution.chunks():
                 await send({"type": "http.response.body", "body": chunk, "more_body": more})
         finally:
             execution.ended = True
@@ -372,21 +371,13 @@ class WsgiScenario(Scenario):
     def respond(self, environ: Any, start_response: Any) -> Iterator[bytes]:
         plan: Plan = environ["test.plan"]
         execution = self.journal.begin(plan)
+        chunks = execution.chunks()
         try:
-            headers = [("X-Nonce", str(execution.nonce))]
-            headers.append(("Set-Cookie", f"session={execution.nonce}"))
-            write = start_response(f"{plan.status} Any", headers)
-            sent = 0
-            chunks = plan.content(execution.nonce)
-            for i, chunk in enumerate(chunks):
-                if plan.fails_at == i:
-                    raise AppError
-                sent += len(chunk)
-                execution.responded = i + 1 == len(chunks) or sent > MAX_RESPONSE
-                if i == 0 and plan.pauses:
-                    write(chunk)
-                else:
-                    yield chunk
+            write = start_response(f"{plan.status} Any", execution.headers)
+            if plan.pauses:
+                write(next(chunks)[0])
+            for chunk, _ in chunks:
+                yield chunk
         finally:
             execution.ended = True
 

@@ -35,6 +35,8 @@ GTHREAD = (*GUNICORN, "gthread", "--threads", "8")
 class WebServer:
     """A server process, with its workers, that serves an app on a port of its own."""
 
+    is_django = False
+
     def __init__(
         self, app: str, environment: Mapping[str, str], server: tuple[str, ...] = UVICORN
     ) -> None:
@@ -74,12 +76,12 @@ class WebServer:
     @property
     def reads_no_chunked_body(self) -> bool:
         """Django reads none under WSGI."""
-        return False
+        return self.is_django and self.server is GTHREAD
 
     @property
     def stops_for_a_disconnect(self) -> bool:
         """Django cancels an async view whose client is gone."""
-        return False
+        return self.is_django and self.server is UVICORN
 
     @property
     def pid(self) -> int:
@@ -113,21 +115,11 @@ class WebServer:
 class DrfServer(WebServer):
     """A server of a Django project whose users send tokens."""
 
-    @property
-    def reads_no_chunked_body(self) -> bool:
-        return True
+    is_django = True
 
 
-class DjangoServer(WebServer):
+class DjangoServer(DrfServer):
     """A server of the Django project, whose users log in with a form."""
-
-    @property
-    def reads_no_chunked_body(self) -> bool:
-        return self.server is GTHREAD
-
-    @property
-    def stops_for_a_disconnect(self) -> bool:
-        return self.server is UVICORN
 
     def user(self, name: str) -> httpx.Client:
         client = httpx.Client(base_url=self.url, timeout=60)
