@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.utils.dispatch import Signal
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.key import Key
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.dashboard.index import RecordIndex
 from tests.apps import close, run_command
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
@@ -45,6 +50,33 @@ class Shop:
             app.tasks[f"shop.{name}"] for name in ("charge", "pack", "tidy")
         )
 
+    @property
+    def store(self) -> RecordStore:
+        store: RecordStore = self.charge.idempotency_configuration.executor.store
+        return store
+
+    @property
+    def stores(self) -> list[RecordStore]:
+        """The stores of all tasks."""
+        return app_tasks.stores(app_tasks.tasks(self.app))
+
+    @contextmanager
+    def index(self) -> Iterator[RecordIndex]:
+        """The index of a dashboard, which has read all records once."""
+        index = RecordIndex(self.stores)
+        index.advance(60)
+        yield index
+        index.close()
+
+    @contextmanager
+    def limited(self, *rights: str) -> Iterator[Shop]:
+        """The shop with a Redis user of all rights, changed by such ones as ``-info``."""
+        rules = ["reset", "on", "nopass", "~*", "+@all", *rights]
+        self.client.execute_command("ACL", "SETUSER", "limited", *rules)
+        limited = Shop(make_app(self.url.replace("redis://", "redis://limited@")), self.client)
+        yield limited
+        limited.app.close()
+
     def celery(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
         """Runs ``celery -A shop idempotency …``; returns its output, asserts its exit code."""
         return run_command(self.app, *arguments, code=code, answer=answer)
@@ -72,8 +104,7 @@ class Shop:
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
         """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""
         key: Key = task.idempotency_key_of(*args)
-        store = task.idempotency_configuration.executor.store
-        harness = RecordHarness(store, self.client, key)
+        harness = RecordHarness(task.idempotency_configuration.executor.store, self.client, key)
         whose: dict[str, Any] = {"task_id": f"task-of-{key.digest}", "worker": "celery@here/4711"}
         for _ in range(attempt):
             harness.abandon(**whose)
@@ -113,6 +144,19 @@ def shop(server: RedisServer, client: Redis, monkeypatch: pytest.MonkeyPatch) ->
     app = make_app(server.url)
     yield Shop(app, client)
     close(app)
+
+
+@contextmanager
+def received(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """The arguments with which a signal is sent meanwhile."""
+    sent: list[dict[str, Any]] = []
+
+    def receive(**details: Any) -> None:
+        sent.append(details)
+
+    signal.connect(receive)
+    yield sent
+    signal.disconnect(receive)
 
 
 def list_json(shop: Shop, *options: str) -> list[dict[str, object]]:

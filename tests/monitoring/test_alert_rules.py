@@ -98,7 +98,7 @@ ORDINARY = {
     **takeovers_after({0.25: " ".join(str(minute // 20) for minute in range(END))}),
 }
 
-#: A name for what happens: its series, and at which minute which alerts fire; at the others none.
+#: A name for what happens, and its series.
 QUIET: dict[str, Mapping[str, str]] = {
     "nothing": {},
     "ordinary hours": ORDINARY,
@@ -124,50 +124,39 @@ QUIET: dict[str, Mapping[str, str]] = {
     },
 }
 
-EVENTS: dict[str, tuple[Mapping[str, str], str]] = {
-    "outcome unsaved": ({outcome("outcome_unsaved"): once()}, "IdempotencyOutcomeUnsaved"),
-    "lease lost": ({outcome("lease_lost"): once()}, "IdempotencyLeaseLost"),
-    "poisoned": ({refused("poisoned"): once()}, "IdempotencyPoisoned"),
-    "corrupt": ({refused("corrupt"): once()}, "IdempotencyRecordCorrupt"),
-    "key rule": ({refused("key_rule"): once()}, "IdempotencyKeyRule"),
-    "invalid": ({refused("invalid"): once()}, "IdempotencyCallInvalid"),
-    "reused": ({refused("reused"): once()}, "IdempotencyKeyReused"),
-    "not stored": ({outcome("not_stored"): once()}, "IdempotencyResultNotStored"),
-    "not stored, duplicate": ({refused("not_stored"): once()}, "IdempotencyResultNotStored"),
-    "unprotected": ({decision("unprotected"): once()}, "IdempotencyUnprotected"),
-    "bypassed": ({"celery_idempotent_bypassed_total": once()}, "IdempotencyUnprotected"),
-    "takeover after an hour": (takeovers_after({3600.0: once()}), "IdempotencyTakeoverSlow"),
-    "heartbeat": (
-        {"celery_idempotent_heartbeats_replaced_total": once()},
-        "IdempotencyHeartbeatReplaced",
-    ),
+#: Counters that increase once, with the alert; and a takeover after an hour.
+COUNTED = {
+    outcome("outcome_unsaved"): "IdempotencyOutcomeUnsaved",
+    outcome("lease_lost"): "IdempotencyLeaseLost",
+    refused("poisoned"): "IdempotencyPoisoned",
+    refused("corrupt"): "IdempotencyRecordCorrupt",
+    refused("key_rule"): "IdempotencyKeyRule",
+    refused("invalid"): "IdempotencyCallInvalid",
+    refused("reused"): "IdempotencyKeyReused",
+    outcome("not_stored"): "IdempotencyResultNotStored",
+    refused("not_stored"): "IdempotencyResultNotStored",
+    decision("unprotected"): "IdempotencyUnprotected",
+    "celery_idempotent_bypassed_total": "IdempotencyUnprotected",
+    "celery_idempotent_heartbeats_replaced_total": "IdempotencyHeartbeatReplaced",
 }
+EVENTS = [
+    *(({name: once()}, alert) for name, alert in COUNTED.items()),
+    (takeovers_after({3600.0: once()}), "IdempotencyTakeoverSlow"),
+]
 
-LASTING: dict[str, tuple[Mapping[str, str], int, str]] = {
-    "store unavailable": (
-        {decision("store_unavailable"): each_minute(2)}, 4, "IdempotencyStoreUnavailable",
-    ),
-    "store unavailable, raise": (
-        {refused("store_unavailable"): each_minute(2)}, 4, "IdempotencyStoreUnavailable",
-    ),
-    "lease expired": (
-        {"celery_idempotent_leases_expired": f"0x{HOUR - 1} 1x{END}"}, 1, "IdempotencyLeaseExpired",
-    ),
-    "takeovers": (
-        {decision("run"): f"0+5x{END}", decision("takeover"): each_minute(0.5)},
-        20, "IdempotencyTakeovers",
-    ),
-    "conflict storm": (
-        {decision("run"): f"0+2x{END}", decision("conflict"): each_minute(120)},
-        35, "IdempotencyConflictStorm",
-    ),
-    "broker unavailable": (
-        {RENEWED: f"60+60x{HOUR - 2} {60 * HOUR}x{END}"}, 3, "IdempotencyBrokerUnavailable",
-    ),
-    "slow begins": (
-        begins({0.0025: each_minute(50), 2.5: each_minute(60)}), 15, "IdempotencyBeginSlow",
-    ),
-}  # fmt: skip
+TAKEOVERS = {decision("run"): f"0+5x{END}", decision("takeover"): each_minute(0.5)}
+CONFLICTS = {decision("run"): f"0+2x{END}", decision("conflict"): each_minute(120)}
+SLOW = begins({0.0025: each_minute(50), 2.5: each_minute(60)})
+#: Series, with the minutes after which the alert fires.
+LASTING: list[tuple[Mapping[str, str], int, str]] = [
+    ({decision("store_unavailable"): each_minute(2)}, 4, "IdempotencyStoreUnavailable"),
+    ({refused("store_unavailable"): each_minute(2)}, 4, "IdempotencyStoreUnavailable"),
+    ({"celery_idempotent_leases_expired": f"0x{HOUR - 1} 1x{END}"}, 1, "IdempotencyLeaseExpired"),
+    (TAKEOVERS, 20, "IdempotencyTakeovers"),
+    (CONFLICTS, 35, "IdempotencyConflictStorm"),
+    ({RENEWED: f"60+60x{HOUR - 2} {60 * HOUR}x{END}"}, 3, "IdempotencyBrokerUnavailable"),
+    (SLOW, 15, "IdempotencyBeginSlow"),
+]
 
 
 def expected(alert: str) -> dict[str, Any]:
@@ -182,24 +171,22 @@ def expected(alert: str) -> dict[str, Any]:
     }
 
 
+def labelled(series: str) -> str:
+    labels = f'task="{TASK}",instance="{INSTANCE}"'
+    return f"{series[:-1]},{labels}}}" if "{" in series else f"{series}{{{labels}}}"
+
+
 def scenario(series: Mapping[str, str], firing: Mapping[int, str | None]) -> dict[str, Any]:
     """Returns one test: at each minute of `firing` that alert fires and no other, or none."""
-    labels = f'task="{TASK}",instance="{INSTANCE}"'
     return {
         "interval": "1m",
         "input_series": [
-            {
-                "series": name[:-1] + f",{labels}}}" if "{" in name else f"{name}{{{labels}}}",
-                "values": values,
-            }
+            {"series": labelled(name), "values": values}
             for name, values in {**IDLE, **series}.items()
         ],
         "alert_rule_test": [
-            {
-                "eval_time": f"{minute}m",
-                "alertname": name,
-                "exp_alerts": [expected(name)] if name == alert else [],
-            }
+            {"eval_time": f"{minute}m", "alertname": name}
+            | {"exp_alerts": [expected(name)] if name == alert else []}
             for minute, alert in firing.items()
             for name in RULES
         ],
@@ -211,9 +198,8 @@ def run(tmp_path: Path, *tests: dict[str, Any]) -> None:
     file = tmp_path / "test.yml"
     document = {"rule_files": [str(FILE)], "evaluation_interval": "1m", "tests": list(tests)}
     file.write_text(json.dumps(document))
-    result = subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    command = ["promtool", "test", "rules", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -228,7 +214,7 @@ def test_ordinary_events_raise_no_alert(tmp_path: Path, name: str) -> None:
 
 def test_one_event_raises_its_alert_for_half_an_hour(tmp_path: Path) -> None:
     tests = []
-    for series, alert in EVENTS.values():
+    for series, alert in EVENTS:
         firing = dict.fromkeys((HOUR - 1, HOUR + 31))
         tests.append(scenario(series, firing | {HOUR: alert, HOUR + 29: alert}))
     run(tmp_path, *tests)
@@ -236,13 +222,11 @@ def test_one_event_raises_its_alert_for_half_an_hour(tmp_path: Path) -> None:
 
 def test_a_lasting_event_raises_its_alert_when_it_has_lasted(tmp_path: Path) -> None:
     tests = []
-    for series, minutes, alert in LASTING.values():
+    for series, minutes, alert in LASTING:
         firing = {HOUR - 1: None, HOUR: None, HOUR + minutes: alert, HOUR + minutes + 20: alert}
         tests.append(scenario(series, firing))
     run(tmp_path, *tests)
 
 
 def test_every_rule_is_tested() -> None:
-    tested = {alert for _, alert in EVENTS.values()} | {alert for *_, alert in LASTING.values()}
-
-    assert tested == set(RULES)
+    assert {alert for *_, alert in (*EVENTS, *LASTING)} == set(RULES)

@@ -23,13 +23,11 @@ from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.operations.cli import listing
 from tests.monitoring.conftest import Shop, copy, list_json
-from tests.monitoring.shop import URL_VARIABLE, make_app
+from tests.monitoring.shop import URL_VARIABLE
 from tests.servers.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 LIST = [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency", "list"]
-
-#: Escape sequences that switch to the alternate screen of a terminal, and back.
 
 
 class TestList:
@@ -130,29 +128,20 @@ class TestList:
     def test_shows_an_unreadable_record_as_corrupt(self, shop: Shop, body: str) -> None:
         shop.client.set("idem:shop.charge:" + "x" * 22, body)
 
-        (record,) = list_json(shop)
-        assert record == {
-            "key": f"shop.charge:{'x' * 22}",
-            "explicit": False,
-            "task": "shop.charge",
-            "state": "CORRUPT",
-        }
+        key = {"key": f"shop.charge:{'x' * 22}", "explicit": False, "task": "shop.charge"}
+        assert list_json(shop) == list_json(shop, "--state", "corrupt")
+        assert list_json(shop) == [{**key, "state": "CORRUPT"}]
         assert "CORRUPT" in shop.celery("list")
-        (found,) = list_json(shop, "--state", "corrupt")
-        assert found["state"] == "CORRUPT"
         assert "CORRUPT" not in shop.celery("list", "--state", "COMPLETED")
 
     @pytest.mark.parametrize("command", ["scan", "getrange", "pttl", "time"])
     def test_a_refused_command_is_not_reported_as_a_corrupt_record(
-        self, shop: Shop, server: RedisServer, command: str
+        self, shop: Shop, command: str
     ) -> None:
         shop.charge.apply((1, 999))
-        rules = f"reset on nopass ~* +@all -{command}".split()
-        shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
-        limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
 
-        output = limited.celery("list", code=1)
-        limited.app.close()
+        with shop.limited(f"-{command}") as limited:
+            output = limited.celery("list", code=1)
 
         assert output.startswith("Error: Redis replied with an error: ")
         assert f"'{command}'" in output
@@ -165,15 +154,9 @@ class TestList:
         copy(shop, 3_000)
         shop.client.config_resetstat()
 
-        result = subprocess.run(
-            f"{shlex.join(LIST)} | head -2",
-            shell=True,
-            cwd=ROOT,
-            env=os.environ | {URL_VARIABLE: server.url},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command, env = f"{shlex.join(LIST)} | head -2", os.environ | {URL_VARIABLE: server.url}
+        captured: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+        result = subprocess.run(command, shell=True, cwd=ROOT, env=env, **captured)
 
         assert len(result.stdout.splitlines()) == 2
         assert result.stderr == ""
@@ -196,11 +179,8 @@ class TestShow:
     @pytest.mark.parametrize(
         "names",
         [
-            ("shop.charge", "[42]", '{"amount": 999}'),
-            ("shop.charge", "[42, 999]"),
-            ("KEY",),
-            ("idem:KEY",),
-            ("[é] task id",),
+            *(("shop.charge", "[42]", '{"amount": 999}'), ("shop.charge", "[42, 999]")),
+            *(("KEY",), ("idem:KEY",), ("[é] task id",)),
         ],
     )
     def test_finds_a_record_by_any_of_its_names(self, shop: Shop, names: tuple[str, ...]) -> None:
@@ -230,12 +210,10 @@ class TestShow:
     @pytest.mark.parametrize("name", ["KEY", "task-of-DIGEST"])
     def test_shows_all_steps_of_a_long_record(self, shop: Shop, name: str) -> None:
         key = shop.begin(shop.charge, 42, 999)
-        store = shop.charge.idempotency_configuration.executor.store
-        record = run_sync(store.get(key))
+        lease = LeaseExtension(key, run_sync(shop.store.get(key)).token, 60_000, 0)
         for number in range(20):
             entry = steps.write(f"step-{number}", "json", b"x" * 100)
-            step = commands.extend(LeaseExtension(key, record.token, 60_000, 0), entry)
-            assert run_sync(store.execute(step)).case == "ok"
+            assert run_sync(shop.store.execute(commands.extend(lease, entry))).case == "ok"
 
         output = shop.celery("show", name.replace("KEY", str(key)).replace("DIGEST", key.digest))
 
@@ -249,10 +227,8 @@ class TestShow:
         assert "DeclinedError: order 42" in output
         assert " UTC, " in output
         assert re.search(r"kept until +.* UTC, in (1 d|23 h 59 min)", output)
-        assert shop.json("show", "shop.charge", "[42, 13]")["error"] == {
-            "type": "DeclinedError",
-            "message": "order 42",
-        }
+        error = {"type": "DeclinedError", "message": "order 42"}
+        assert shop.json("show", "shop.charge", "[42, 13]")["error"] == error
 
     @pytest.mark.parametrize(
         ("serializer", "result", "shown"),
@@ -273,11 +249,8 @@ class TestShow:
 
         shop.add_task(give, "shop.give", serializer=serializer).apply()
 
-        document = json.loads(
-            shop.celery("show", "shop.give", "--json"), parse_constant=pytest.fail
-        )
-
-        assert document["result"] == shown
+        output = shop.celery("show", "shop.give", "--json")
+        assert json.loads(output, parse_constant=pytest.fail)["result"] == shown
         assert shop.celery("show", "shop.give")
 
     @pytest.mark.parametrize("serializer", ["pickle", "yaml"])

@@ -14,24 +14,20 @@ from tests.monitoring.conftest import Shop, list_json
 def keys(shop: Shop) -> dict[str, str]:
     """The keys of a call under the rule, of one with an explicit key, and of one with a tuple."""
     shop.charge.apply((42, 999), task_id="by-rule")
-    shop.charge.apply((42, 999), task_id="by-text", idempotency_key="order:42")
-    shop.charge.apply((42, 999), task_id="by-tuple", idempotency_key=("acme", "order:42"))
-    key_of = shop.charge.idempotency_key_of
-    return {
-        "by-rule": str(key_of(42, 999)),
-        "by-text": str(key_of(idempotency_key="order:42")),
-        "by-tuple": str(key_of(idempotency_key=("acme", "order:42"))),
-    }
+    keys, key_of = (
+        {"by-rule": shop.charge.idempotency_key_of(42, 999)},
+        shop.charge.idempotency_key_of,
+    )
+    for task_id, own in {"by-text": "order:42", "by-tuple": ("acme", "order:42")}.items():
+        shop.charge.apply((42, 999), task_id=task_id, idempotency_key=own)
+        keys[task_id] = key_of(idempotency_key=own)
+    return {task_id: str(key) for task_id, key in keys.items()}
 
 
 def test_list_marks_them(shop: Shop, keys: dict[str, str]) -> None:
     listed = {record["task_id"]: (record["key"], record["explicit"]) for record in list_json(shop)}
 
-    assert listed == {
-        "by-rule": (keys["by-rule"], False),
-        "by-text": (keys["by-text"], True),
-        "by-tuple": (keys["by-tuple"], True),
-    }
+    assert listed == {name: (key, name != "by-rule") for name, key in keys.items()}
     lines = shop.celery("list").splitlines()
     assert sum(":~" in line for line in lines) == 2
     assert {record.explicit for record in Idempotency(shop.app).records()} == {True, False}
@@ -82,10 +78,8 @@ def test_explain_answers_for_the_key_of_the_call(shop: Shop, keys: dict[str, str
 def test_explain_rejects_a_key_that_a_call_could_not_bring(shop: Shop) -> None:
     for command in ("explain", "show"):
         output = shop.celery(command, "shop.charge", "[42, 999]", "--key", "x" * 256, code=1)
-        assert output == (
-            "Error: shop.charge: idempotency_key has 256 characters, and 255 are allowed: pass a "
-            "digest of it\n"
-        )
+        assert output.startswith("Error: shop.charge: idempotency_key has 256 characters, and 255 ")
+        assert output.endswith(" are allowed: pass a digest of it\n")
 
 
 def test_their_offloaded_results_are_read_and_deleted(shop: Shop, tmp_path: Path) -> None:

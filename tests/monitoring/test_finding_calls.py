@@ -10,8 +10,7 @@ import pytest
 from redis import Redis
 
 from celery_idempotent import Idempotency
-from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.dashboard.index import Query, RecordIndex
+from celery_idempotent.dashboard.index import Query
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import make_app
@@ -120,11 +119,8 @@ class TestByLabel:
         assert tasks("--label", "a1") == ["shop.tasks.bill", "shop.tasks.pay"]
         assert len(tasks("--text", "a1")) == 24, "also in keys and task ids"
         assert tasks("--text", "tasks.bill A1") == ["shop.tasks.bill"]
-        engine = Idempotency(shop.app)
-        assert {record.label for record in engine.records(label="a1")} == {
-            "order A1",
-            "bill of order A1",
-        }
+        labels = {record.label for record in Idempotency(shop.app).records(label="a1")}
+        assert labels == {"order A1", "bill of order A1"}
 
     def test_show(self, shop: Shop) -> None:
         assert shop.json("show", "Order A1")["task"] == "shop.tasks.pay"
@@ -143,18 +139,15 @@ def other_task(n: str) -> None: ...
 
 
 def test_the_dashboard_shows_labels_and_tasks_before_digests(shop: Shop) -> None:
-    index = RecordIndex(app_tasks.stores(app_tasks.tasks(shop.app)))
-    index.advance(60)
-
     def found(**query: str) -> list[str]:
         return [view.key.task for view in index.page(Query(**query), 100)]
 
-    by_text = found(text="A1")
-    assert len(by_text) == 24
-    assert sorted(by_text[:2]) == ["shop.tasks.bill", "shop.tasks.pay"]
-    assert found(text="BILL")[:2] == ["shop.tasks.bill"] * 2
-    assert sorted(found(label="A1")) == ["shop.tasks.bill", "shop.tasks.pay"]
-    index.close()
+    with shop.index() as index:
+        by_text = found(text="A1")
+        assert len(by_text) == 24
+        assert sorted(by_text[:2]) == ["shop.tasks.bill", "shop.tasks.pay"]
+        assert found(text="BILL")[:2] == ["shop.tasks.bill"] * 2
+        assert sorted(found(label="A1")) == ["shop.tasks.bill", "shop.tasks.pay"]
 
 
 def test_the_last_part_of_a_task_s_name_suggests_it(shop: Shop) -> None:

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from celery_idempotent import IdempotentTask, signals
-from tests.monitoring.conftest import Shop, list_json
-from tests.monitoring.shop import URL_VARIABLE, make_app
+from tests.monitoring.conftest import Shop, list_json, received
+from tests.monitoring.shop import URL_VARIABLE
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 
@@ -35,20 +36,13 @@ class TestForget:
     ) -> None:
         shop.charge.apply((42, 999))
         record = shop.charge.idempotency_record(42, 999)
-        received: list[dict[str, object]] = []
-
-        def receive(**details: object) -> None:
-            received.append(details)
-
         caplog.set_level("INFO", "celery_idempotent")
-        signals.forgotten.connect(receive)
-        try:
+
+        with received(signals.forgotten) as sent:
             shop.celery("forget", record.key, "--yes")
             shop.celery("forget", record.key, code=1)
-        finally:
-            signals.forgotten.disconnect(receive)
 
-        (details,) = received
+        (details,) = sent
         user = getpass.getuser()
         assert (details["sender"], details["user"]) == (shop.charge, user)
         assert (details["key"], details["task_id"]) == (record.key, record.task_id)
@@ -113,13 +107,8 @@ class TestStats:
         tasks = shop.json("stats", "--timeout", "0")["tasks"]
 
         charge, pack = tasks["shop.charge"], tasks["shop.pack"]
-        assert charge["states"] == {
-            "RESERVED": 0,
-            "STARTED": 1,
-            "COMPLETED": 3,
-            "FAILED": 1,
-            "CORRUPT": 0,
-        }
+        states = {"RESERVED": 0, "STARTED": 1, "COMPLETED": 3, "FAILED": 1, "CORRUPT": 0}
+        assert charge["states"] == states
         assert (charge["takeovers"], charge["lease_expired"]) == (1, 0)
         assert (pack["takeovers"], pack["lease_expired"]) == (0, 1)
 
@@ -157,16 +146,12 @@ class TestStats:
             shop.app.conf.broker_url = stopped.url.replace("://", "://:secret@")
 
         output = shop.celery("stats", "--timeout", "0.1")
-        finding = next(
-            finding
-            for finding in shop.json(*DOCTOR, code=1)["findings"]
-            if finding["name"] == "broker-unreachable"
-        )
+        what = findings(shop, *DOCTOR)["broker-unreachable"]["what"]
 
         assert f"{stopped.url.replace('://', '://:**@')}" in output
-        assert "cannot be reached" in output
-        assert "cannot be reached" in finding["what"]
-        assert "secret" not in output + finding["what"]
+        for text in (output, what):
+            assert "cannot be reached" in text
+            assert "secret" not in text
 
 
 class TestExplain:
@@ -185,18 +170,19 @@ class TestExplain:
         assert shop.celery("explain", "shop.charge", "[42, 999]").count("order:42") == 1
 
     def test_predicts_what_happens_to_the_call(self, shop: Shop) -> None:
-        assert predicted_case(shop, "shop.charge", "[42, 999]") == "run"
         shop.charge.apply((42, 999))
-        assert predicted_case(shop, "shop.charge", "[42, 999]") == "replay"
-        assert predicted_case(shop, "shop.charge", "[42, 1000]") == "reused"
         shop.begin(shop.charge, 43, 999)
-        assert predicted_case(shop, "shop.charge", "[43, 999]") == "conflict"
         shop.begin(shop.charge, 44, 999, lease_ms=0)
-        assert predicted_case(shop, "shop.charge", "[44, 999]") == "taken over"
         shop.begin(shop.charge, 45, 999, lease_ms=0, attempt=5)
-        assert predicted_case(shop, "shop.charge", "[45, 999]") == "poisoned"
         shop.client.set(f"idem:{shop.charge.idempotency_key_of(46, 999)}", "Znewer")
-        assert predicted_case(shop, "shop.charge", "[46, 999]") == "corrupt"
+
+        for arguments, case in (
+            *(("[41, 999]", "run"), ("[42, 999]", "replay"), ("[42, 1000]", "reused")),
+            *(("[43, 999]", "conflict"), ("[44, 999]", "taken over")),
+            *(("[45, 999]", "poisoned"), ("[46, 999]", "corrupt")),
+        ):
+            explained = shop.json("explain", "shop.charge", arguments)
+            assert explained["prediction"]["case"] == case, arguments
 
     def test_quotes_the_error_of_a_rule_to_the_user_who_gave_the_arguments(
         self, shop: Shop
@@ -223,9 +209,9 @@ class TestExplain:
         assert "give --task-id" in shop.celery("explain", "shop.tidy", code=2)
 
 
-def predicted_case(shop: Shop, *call: str) -> str:
-    case: str = shop.json("explain", *call)["prediction"]["case"]
-    return case
+def findings(shop: Shop, *command: str, code: int = 1) -> dict[str, dict[str, str]]:
+    """Returns what a command has found, by name."""
+    return {each["name"]: each for each in shop.json(*command, code=code)["findings"]}
 
 
 class TestDoctor:
@@ -242,45 +228,29 @@ class TestDoctor:
         before = shop.client.config_get("maxmemory")
         shop.client.config_set("maxmemory", 1_000_000)
         try:
-            findings = shop.json(*HEALTH, code=1)["findings"]
-            configuration = shop.json(*DOCTOR, code=1)["findings"]
+            health, doctor = findings(shop, *HEALTH), findings(shop, *DOCTOR)
         finally:
             shop.client.config_set("maxmemory", before["maxmemory"])
 
-        (refused,) = [finding for finding in findings if finding["name"] == "writes-refused"]
-        assert "maxmemory" in refused["what"]
-        assert refused in configuration, "nothing runs with this configuration"
-        assert "memory" in {finding["name"] for finding in findings}
-        assert "memory" not in {finding["name"] for finding in configuration}
+        assert "maxmemory" in health["writes-refused"]["what"]
+        # Nothing runs with this configuration.
+        assert doctor["writes-refused"] == health["writes-refused"]
+        assert "memory" in health.keys() - doctor.keys()
         assert shop.json(*HEALTH) == {"workers_answered": False, "findings": []}
 
-    def test_notes_what_a_server_without_info_and_config_does_not_report(
-        self, shop: Shop, server: RedisServer
-    ) -> None:
-        findings = self._findings_of_user(shop, server, "-info", "-config")
+    def test_notes_what_a_server_without_info_and_config_does_not_report(self, shop: Shop) -> None:
+        with shop.limited("-info", "-config") as limited:
+            limited.app.conf.task_always_eager = False
+            found = findings(limited, *DOCTOR, code=0)
 
-        assert {finding["severity"] for finding in findings} == {"note"}
-        not_reported = {f["name"] for f in findings if "does not report" in f["what"]}
+        assert {finding["severity"] for finding in found.values()} == {"note"}
+        not_reported = {name for name in found if "does not report" in found[name]["what"]}
         assert not_reported == {"server-version", "eviction", "persistence", "replicas"}
 
     @pytest.mark.parametrize("right", ["-evalsha", "-set", "resetkeys"])
-    def test_finds_a_user_without_a_right(
-        self, shop: Shop, server: RedisServer, right: str
-    ) -> None:
-        findings = self._findings_of_user(shop, server, right, code=1)
-
-        assert "writes-refused" in {finding["name"] for finding in findings}
-
-    def _findings_of_user(
-        self, shop: Shop, server: RedisServer, *rights: str, code: int = 0
-    ) -> list[dict[str, str]]:
-        rules = ["reset", "on", "nopass", "~*", "+@all", *rights]
-        shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
-        limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
-        limited.app.conf.task_always_eager = False
-        findings: list[dict[str, str]] = limited.json(*DOCTOR, code=code)["findings"]
-        limited.app.close()
-        return findings
+    def test_finds_a_user_without_a_right(self, shop: Shop, right: str) -> None:
+        with shop.limited(right) as limited:
+            assert "writes-refused" in findings(limited, *DOCTOR)
 
     def test_the_exit_code_depends_on_fail_on(self, shop: Shop) -> None:
         shop.app.conf.task_always_eager = False
@@ -308,10 +278,9 @@ class TestDoctor:
             assert "--ignore: no finding is named 'key-resused'; did you mean key-reused?" in output
 
 
-class TestHealth:
-    def test_finds_that_no_worker_replied(self, shop: Shop) -> None:
-        assert "No worker replied" in shop.celery("health", "--timeout", "0.1", code=1)
-        assert "replied" in shop.celery("health", "--timeout", "0.1", "--ignore", "no-reply")
+def test_health_finds_that_no_worker_replied(shop: Shop) -> None:
+    assert "No worker replied" in shop.celery("health", "--timeout", "0.1", code=1)
+    assert "replied" in shop.celery("health", "--timeout", "0.1", "--ignore", "no-reply")
 
 
 class TestKeys:
@@ -322,14 +291,12 @@ class TestKeys:
         file = tmp_path / "keys.json"
         celery = [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency"]
         env = os.environ | {URL_VARIABLE: server.url}
-        with file.open("wb") as output:
-            subprocess.run(
-                [*celery, "keys"], cwd=ROOT, env=env, stdout=output, check=True, timeout=SOON
-            )
+        command: dict[str, Any] = {"args": [*celery, "keys"], "cwd": ROOT, "env": env}
+        file.write_bytes(subprocess.check_output(**command, timeout=SOON))
 
         assert file.read_text("utf-8") == shop.celery("keys"), "the same in another process"
-        same = shop.json(*DOCTOR, "--against", str(file), "--fail-on", "never")["findings"]
-        assert {finding["name"] for finding in same}.isdisjoint(CHANGES)
+        against = (*DOCTOR, "--against", str(file))
+        assert CHANGES.isdisjoint(findings(shop, *against, "--fail-on", "never", code=0))
 
         shop.app.tasks.pop("shop.charge")
 
@@ -337,12 +304,10 @@ class TestKeys:
         def charge(order_id: int, amount: int, currency: str = "EUR") -> None: ...
 
         shop.app.tasks.pop("shop.tidy")
-        findings = shop.json(*DOCTOR, "--against", str(file), code=1)["findings"]
-        changed = {f["name"]: f["subject"] for f in findings if f["name"] in CHANGES}
+        found = shop.json(*against, code=1)["findings"]
+        changed = {f["name"]: f["subject"] for f in found if f["name"] in CHANGES}
         assert changed == {"keys-changed": "shop.charge", "task-removed": "shop.tidy"}
-        assert "keys-changed: its keys differ" in shop.celery(
-            *DOCTOR, "--against", str(file), code=1
-        )
+        assert "keys-changed: its keys differ" in shop.celery(*against, code=1)
 
     def test_another_file_is_refused_in_one_line(self, shop: Shop, tmp_path: Path) -> None:
         file = tmp_path / "keys.json"

@@ -5,25 +5,19 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
 from redis import Redis
 
-from celery_idempotent import (
-    Idempotency,
-    Record,
-    ResultNotStoredError,
-    State,
-    StoreUnavailableError,
-)
-from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent import Idempotency, Record, ResultNotStoredError, State
 from celery_idempotent.core.store import scan
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.server_info import distinct
-from celery_idempotent.dashboard.index import Query, RecordIndex
+from celery_idempotent.dashboard.index import Query
+from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.records.query import records
 from celery_idempotent.operations.records.reader import RecordReader
 from tests.monitoring.conftest import Shop, copy, list_json
@@ -32,7 +26,7 @@ from tests.store.record_harness import raw_record
 
 
 def list_records(shop: Shop, **conditions: Any) -> list[Record]:
-    return list(records(app_tasks.stores(app_tasks.tasks(shop.app)), **conditions))
+    return list(records(shop.stores, **conditions))
 
 
 def test_a_scanned_record_equals_one_that_is_read_by_key(shop: Shop) -> None:
@@ -42,12 +36,8 @@ def test_a_scanned_record_equals_one_that_is_read_by_key(shop: Shop) -> None:
 
     expected = shop.charge.idempotency_record(42, 999)
     assert record.expires_at == pytest.approx(expected.expires_at, abs=timedelta(seconds=1))
-    assert (record.token, record.task_id, record.started_at, record.finished_at) == (
-        expected.token,
-        expected.task_id,
-        expected.started_at,
-        expected.finished_at,
-    )
+    for name in ("token", "task_id", "started_at", "finished_at"):
+        assert getattr(record, name) == getattr(expected, name)
     assert record.result == {"order": 42, "amount": 999}
 
 
@@ -58,10 +48,8 @@ def test_records_are_filtered_by_state_and_task(shop: Shop) -> None:
     shop.begin(shop.pack, 3)
 
     assert [record.state for record in list_records(shop, state="FAILED")] == [State.FAILED]
-    assert {record.task for record in list_records(shop, state=State.STARTED)} == {
-        "shop.charge",
-        "shop.pack",
-    }
+    started = [record.task for record in list_records(shop, state=State.STARTED)]
+    assert sorted(started) == ["shop.charge", "shop.pack"]
     assert len(list_records(shop, task="shop.charge")) == 3
     assert [r.task for r in list_records(shop, task="shop.pack", state="STARTED")] == ["shop.pack"]
     assert list_records(shop, task="shop.char") == []
@@ -141,7 +129,7 @@ def test_many_records_are_scanned_in_pages_without_the_command_keys(shop: Shop) 
     shop.charge.apply((1, 999))
     copy(shop, 2_000)
     shop.client.config_resetstat()
-    scanned = records(app_tasks.stores(app_tasks.tasks(shop.app)), task="shop.charge")
+    scanned = records(shop.stores, task="shop.charge")
 
     next(scanned)
     assert shop.client.info("commandstats")["cmdstat_scan"]["calls"] == 1
@@ -248,21 +236,19 @@ class TestTasksWithOptionsOfTheirOwn:
             return "own"
 
         port = shop.url.rpartition(":")[2]
-        options: dict[str, dict[str, Any]] = {
-            "hide": {"encryption_keys": [Fernet.generate_key().decode()]},
-            "wait": {"redis_timeout": 7.0},
-            "alias": {"redis_url": f"redis://localhost:{port}"},
-            "db": {"redis_url": f"{shop.url}?db=0"},
-            "client": {"redis_client": shop.client},
-        }
-        tasks = [shop.add_task(body, f"shop.{name}", **own) for name, own in options.items()]
-        for task in (shop.add_offloading_task(tmp_path), *tasks):
-            task.apply()
+        options: list[dict[str, Any]] = [
+            {"encryption_keys": [Fernet.generate_key().decode()]},
+            {"redis_timeout": 7.0},
+            {"redis_url": f"redis://localhost:{port}"},
+            {"redis_url": f"{shop.url}?db=0"},
+            {"redis_client": shop.client},
+        ]
+        for name, own in zip(self.names, options, strict=True):
+            shop.add_task(body, name, **own).apply()
+        shop.add_offloading_task(tmp_path).apply()
 
-    results: ClassVar[dict[str, str]] = {
-        "shop.scan": "x" * 1_000,
-        **{f"shop.{name}": "own" for name in ("hide", "wait", "alias", "db", "client")},
-    }
+    names = ("shop.hide", "shop.wait", "shop.alias", "shop.db", "shop.client")
+    results = dict.fromkeys(names, "own") | {"shop.scan": "x" * 1_000}
 
     def test_are_listed_once_and_decoded_by_their_own_task(self, shop: Shop) -> None:
         assert len(list_json(shop)) == len(self.results)
@@ -286,13 +272,11 @@ class TestTasksWithOptionsOfTheirOwn:
         assert name != "shop.scan" or not list(tmp_path.iterdir())
 
     def test_are_one_record_in_the_index_of_the_dashboard(self, shop: Shop) -> None:
-        tasks = app_tasks.tasks(shop.app)
-        index = RecordIndex(app_tasks.stores(tasks))
-        index.advance(60)
-        for view in index.page(Query(), 50):
-            (task,) = (task for task in tasks if task.name == view.key.task)
-            index.read(task.idempotency_configuration.executor.store, [view.key])
+        with shop.index() as index:
+            for view in index.page(Query(), 50):
+                task = shop.app.tasks[view.key.task]
+                index.read(task.idempotency_configuration.executor.store, [view.key])
 
-        assert sum(found.states.total() for found in index.totals().values()) == len(self.results)
-        assert len(index.page(Query(), 50)) == len(self.results)
-        index.close()
+            assert index.totals().keys() == self.results.keys()
+            assert {found.states.total() for found in index.totals().values()} == {1}
+            assert len(index.page(Query(), 50)) == len(self.results)

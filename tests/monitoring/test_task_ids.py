@@ -9,10 +9,9 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import CallOutcome, outcome_of
-from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.record import Record
 from celery_idempotent.core.store import reference, run_sync
-from celery_idempotent.core.store.reference import Reference
+from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.operations.records.query import find_task
 from celery_idempotent.operations.records.reader import RecordView
 from tests.flow.deliveries import Deliveries
@@ -20,38 +19,45 @@ from tests.monitoring.conftest import Shop
 from tests.waiting import eventually
 
 
-def call_twice(shop: Shop, order: int, first: str, duplicate: str) -> Record:
+def call_twice(
+    shop: Shop, amount: int = 999, first: str = "first-id", duplicate: str = "duplicate-id"
+) -> Record:
     """Executes a call and a duplicate with these task ids, and returns their record."""
     for task_id in (first, duplicate):
-        shop.charge.apply((order, 999), task_id=task_id)
-    store = shop.charge.idempotency_configuration.executor.store
-    eventually(lambda: store.reference(duplicate) is not None)
-    record: Record = shop.charge.idempotency_record(order, 999)
+        shop.charge.apply((42, amount), task_id=task_id)
+    wait_for_reference(shop, duplicate)
+    record: Record = shop.charge.idempotency_record(42, amount)
     return record
 
 
-def find(shop: Shop, task_id: str) -> RecordView | Reference | None:
-    return find_task(app_tasks.stores(app_tasks.tasks(shop.app)), task_id)
+def wait_for_reference(shop: Shop, task_id: str) -> None:
+    eventually(lambda: shop.store.reference(task_id) is not None)
+
+
+def refer(store: RecordStore, task_id: str, record: Record) -> None:
+    """Stores that the message of `task_id` waits for the execution of a record."""
+    store.refer(reference.command(store.config.prefix, task_id, record, reference.WAITING, 60_000))
+    eventually(lambda: store.reference(task_id) is not None)
 
 
 def test_a_duplicate_is_found_without_a_scan_and_the_execution_by_one(shop: Shop) -> None:
-    record = call_twice(shop, 42, "the first", "a duplicate")
+    record = call_twice(shop, first="the first", duplicate="a duplicate")
     shop.client.config_resetstat()
 
-    found = find(shop, "a duplicate")
+    found = find_task(shop.stores, "a duplicate")
 
     assert isinstance(found, RecordView)
     assert found.record.token == record.token
     assert found.reference.task_id == "the first"
     assert "cmdstat_scan" not in shop.client.info("commandstats")
-    found = find(shop, "the first")
+    found = find_task(shop.stores, "the first")
     assert isinstance(found, RecordView)
     assert found.reference is None
-    assert find(shop, "unknown") is None
+    assert find_task(shop.stores, "unknown") is None
 
 
 def test_show_names_the_execution_that_answered_a_duplicate(shop: Shop) -> None:
-    record = call_twice(shop, 42, "first-id", "duplicate-id")
+    record = call_twice(shop)
 
     lines = shop.celery("show", "duplicate-id").splitlines()
 
@@ -78,21 +84,19 @@ def test_show_has_what_became_of_a_duplicate(
     key = shop.begin(shop.charge, 42, 999)
     deliveries = Deliveries(shop.app, shop.charge)
     deliveries.deliver(deliveries.publish(42, amount, task_id="duplicate-id"))
-    store = shop.charge.idempotency_configuration.executor.store
-    eventually(lambda: store.reference("duplicate-id") is not None)
+    wait_for_reference(shop, "duplicate-id")
 
     first = f"task task-of-{key.digest} (attempt 1)"
     assert f"{became} {first}" in shop.celery("show", "duplicate-id")
     duplicate = shop.json("show", "duplicate-id")["duplicate"]
     assert (duplicate["end"], duplicate["replayed"]) == (end, False)
-    shop.client.delete(store.name(key))
+    shop.client.delete(shop.store.name(key))
     assert f"duplicate-id {became} {first}, under" in shop.celery("show", "duplicate-id", code=1)
 
 
 def test_a_duplicate_leads_to_a_record_that_cannot_be_read(shop: Shop) -> None:
-    call_twice(shop, 42, "first-id", "duplicate-id")
-    store = shop.charge.idempotency_configuration.executor.store
-    shop.client.set(store.name(shop.charge.idempotency_key_of(42, 999)), "damaged", px=60_000)
+    call_twice(shop)
+    shop.client.set(f"idem:{shop.charge.idempotency_key_of(42, 999)}", "damaged", px=60_000)
 
     document = shop.json("show", "duplicate-id")
 
@@ -101,22 +105,18 @@ def test_a_duplicate_leads_to_a_record_that_cannot_be_read(shop: Shop) -> None:
 
 
 def test_a_duplicate_s_id_forgets_its_record(shop: Shop) -> None:
-    record = call_twice(shop, 42, "first-id", "duplicate-id")
+    record = call_twice(shop)
 
     assert len(shop.celery("list", "--json").splitlines()) == 1, "references are not records"
     assert shop.json("stats", "--timeout", "0")["tasks"]["shop.charge"]["records"] == 1
-    assert shop.json("forget", "duplicate-id", "--yes") == [
-        {"key": record.key, "case": "forgotten"}
-    ]
+    forgotten = {"key": record.key, "case": "forgotten"}
+    assert shop.json("forget", "duplicate-id", "--yes") == [forgotten]
     assert "which is absent now" in shop.celery("show", "duplicate-id", code=1)
 
 
 class TestOutcomeOf:
     def test_a_replayed_error(self, shop: Shop) -> None:
-        for task_id in ("first-id", "duplicate-id"):
-            shop.charge.apply((1, 13), task_id=task_id)
-        store = shop.charge.idempotency_configuration.executor.store
-        eventually(lambda: store.reference("duplicate-id") is not None)
+        call_twice(shop, amount=13)
 
         outcome = outcome_of(shop.charge.AsyncResult("duplicate-id"))
 
@@ -194,12 +194,7 @@ class TestKeyThatRunsAgain:
         store = shop.pack.idempotency_configuration.executor.store
         first = store.get(shop.pack.idempotency_key_of(42, 3000).of_message("first-id"))
         # As if it had met the first execution, before it ran.
-        store.refer(
-            reference.command(
-                store.config.prefix, "second-id", run_sync(first), reference.WAITING, 60_000
-            )
-        )
-        eventually(lambda: store.reference("second-id") is not None)
+        refer(store, "second-id", run_sync(first))
         shop.pack.apply((42, 3000), task_id="third-id")
 
         document = shop.json("show", "second-id")
@@ -211,10 +206,7 @@ class TestKeyThatRunsAgain:
 
 
 def test_a_reference_to_a_task_of_another_app_is_none(shop: Shop) -> None:
-    record = call_twice(shop, 42, "first-id", "duplicate-id")
-    store = shop.charge.idempotency_configuration.executor.store
-    other = replace(record, key=record.key.replace("shop.charge", "other.task"))
-    store.refer(reference.command(store.config.prefix, "lost-id", other, reference.WAITING, 60_000))
-    eventually(lambda: store.reference("lost-id") is not None)
+    record = call_twice(shop)
+    refer(shop.store, "lost-id", replace(record, key=record.key.replace("shop.", "other.")))
 
     assert outcome_of(AsyncResult("lost-id", app=shop.app)) is None
