@@ -12,8 +12,8 @@ from starlette.requests import HTTPConnection
 from celery_idempotent import signals
 from celery_idempotent.core.record import State
 from celery_idempotent.dashboard import Access
-from tests.dashboard.conftest import Open, fields_of
-from tests.monitoring.conftest import Shop
+from tests.dashboard.conftest import Open, fields_of, headers_of
+from tests.monitoring.conftest import Shop, received
 from tests.waiting import eventually
 
 #: For each form: the request to the API, and the status of its success.
@@ -45,10 +45,9 @@ def change(web: httpx.Client, action: str, key: str, **headers: str) -> httpx.Re
     return web.request(method, f"/api/records/{key}{path}", headers=headers)
 
 
-def headers_of(web: httpx.Client, action: str, key: str) -> dict[str, str]:
+def required(web: httpx.Client, action: str, key: str) -> dict[str, str]:
     """Returns what the API requires for a change."""
-    headers = web.get(f"/api/records/{key}{ACTIONS[action][1]}").headers
-    return {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
+    return headers_of(web.get(f"/api/records/{key}{ACTIONS[action][1]}"))
 
 
 @each_action
@@ -67,7 +66,7 @@ def test_a_forged_token_is_refused(
 
     web, other = open_dashboard(authorize=authorize), open_dashboard(authorize=authorize)
     web.headers["x-user"] = "ann"
-    own, etag = token_of(web), headers_of(web, action, key)["if-match"]
+    own, etag = token_of(web), required(web, action, key)["if-match"]
     token = {
         "missing": "",
         "forged": ("X" if own[0] != "X" else "Y") + own[1:],
@@ -101,12 +100,11 @@ def test_who_may_not_change_records_finds_no_way_to(
         web.auth = ("ann", "secret")
     allowed = open_dashboard(secret_key="of all", authorize=lambda _: Access("ann", forget=True))
     form = fields_of(allowed.get(f"/{action}?key={key}"))
-    headers = headers_of(allowed, action, key)
+    headers = required(allowed, action, key)
 
     for page in (f"/records/{key}", "/records?state=FAILED"):
-        text = web.get(page).text
-        assert "/forget" not in text
-        assert "Run again" not in text
+        for way in ("/forget", "Run again"):
+            assert way not in web.get(page).text
     assert web.get(f"/{action}?key={key}").status_code == 403
     assert web.post(f"/{action}", data={**form, "repeat": "yes"}).status_code == 403
     assert "x-csrf-token" not in web.get(f"/api/records/{key}{ACTIONS[action][1]}").headers
@@ -117,7 +115,7 @@ def test_who_may_not_change_records_finds_no_way_to(
 def test_a_record_that_has_changed_since_is_kept(
     shop: Shop, web: httpx.Client, key: str, action: str
 ) -> None:
-    form, headers = fields_of(web.get(f"/{action}?key={key}")), headers_of(web, action, key)
+    form, headers = fields_of(web.get(f"/{action}?key={key}")), required(web, action, key)
     shop.charge.idempotency_forget(42, 13)
     shop.receive(shop.charge, 42, 13)
 
@@ -134,9 +132,9 @@ def test_the_api_requires_a_token_and_the_etag(
     shop: Shop, web: httpx.Client, key: str, action: str
 ) -> None:
     *_, status, case = ACTIONS[action]
-    headers = headers_of(web, action, key)
+    headers = required(web, action, key)
     token = {"x-csrf-token": headers["x-csrf-token"]}
-    other = headers_of(web, "rerun" if action == "forget" else "forget", key)["if-match"]
+    other = required(web, "rerun" if action == "forget" else "forget", key)["if-match"]
 
     assert change(web, action, key).status_code == 403
     assert change(web, action, key, **{"if-match": headers["if-match"]}).status_code == 403
@@ -148,9 +146,8 @@ def test_the_api_requires_a_token_and_the_etag(
 
     assert (response.status_code, response.json()["case"]) == (status, case)
     assert (shop.charge.idempotency_record(42, 13) is None) == (action == "forget")
-    assert [message["headers"]["task"] for message in shop.published()] == (
-        ["shop.charge"] * (action == "rerun")
-    )
+    tasks = [message["headers"]["task"] for message in shop.published()]
+    assert tasks == ["shop.charge"] * (action == "rerun")
 
 
 def confirm(web: httpx.Client, query: str, **fields: str) -> httpx.Response:
@@ -159,24 +156,8 @@ def confirm(web: httpx.Client, query: str, **fields: str) -> httpx.Response:
     return web.post("/forget", data={**form, **fields})
 
 
-@pytest.fixture
-def forgotten() -> Iterator[list[dict[str, Any]]]:
-    """The arguments of the signals `forgotten`."""
-    received: list[dict[str, Any]] = []
-
-    def receive(**details: Any) -> None:
-        received.append(details)
-
-    signals.forgotten.connect(receive)
-    yield received
-    signals.forgotten.disconnect(receive)
-
-
 def test_one_record_is_forgotten_after_a_question(
-    shop: Shop,
-    open_dashboard: Open,
-    forgotten: list[dict[str, Any]],
-    caplog: pytest.LogCaptureFixture,
+    shop: Shop, open_dashboard: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     shop.charge.apply((42, 999))
@@ -186,25 +167,20 @@ def test_one_record_is_forgotten_after_a_question(
     question = web.get(f"/forget?key={record.key}")
     assert "Forget 1 record?" in question.text
     assert shop.charge.idempotency_record(42, 999) is not None
-    response = web.post("/forget", data=fields_of(question))
+    with received(signals.forgotten) as sent:
+        response = web.post("/forget", data=fields_of(question))
 
     assert (response.status_code, "1 record forgotten" in response.text) == (200, True)
     assert shop.charge.idempotency_record(42, 999) is None
-    (details,) = forgotten
-    assert (details["user"], details["key"], details["task_id"], details["sender"]) == (
-        "ann\n",
-        record.key,
-        record.task_id,
-        shop.charge,
-    )
+    (details,) = sent
+    assert (details["user"], details["sender"]) == ("ann\n", shop.charge)
+    assert (details["key"], details["task_id"]) == (record.key, record.task_id)
     (line,) = [line for line in caplog.messages if "forgotten" in line]
     assert line.startswith(f"{record.key}: task {record.task_id} (attempt 1) is forgotten by ")
     assert line.endswith("'ann\\n' (COMPLETED)")
 
 
-def test_many_records_are_forgotten_by_a_filter(
-    shop: Shop, web: httpx.Client, forgotten: list[dict[str, Any]]
-) -> None:
+def test_many_records_are_forgotten_by_a_filter(shop: Shop, web: httpx.Client) -> None:
     for number in range(30):
         shop.charge.apply((number, 13))
     shop.charge.apply((99, 999))
@@ -214,11 +190,11 @@ def test_many_records_are_forgotten_by_a_filter(
         "the index has the records",
     )
     assert "and 10 more" in question
-    assert "30 records forgotten" in confirm(web, "state=FAILED").text
-    assert len(forgotten) == 30
-    assert [record["state"] for record in web.get("/api/records").json()["records"]] == [
-        "COMPLETED"
-    ]
+    with received(signals.forgotten) as sent:
+        assert "30 records forgotten" in confirm(web, "state=FAILED").text
+    assert len(sent) == 30
+    (left,) = web.get("/api/records").json()["records"]
+    assert left["state"] == "COMPLETED"
 
 
 def test_records_are_selected_one_by_one(shop: Shop, web: httpx.Client) -> None:
@@ -245,12 +221,11 @@ def test_a_filter_is_required(web: httpx.Client) -> None:
 def test_a_record_that_is_gone_is_absent(shop: Shop, web: httpx.Client) -> None:
     shop.charge.apply((42, 999))
     key = shop.charge.idempotency_key_of(42, 999)
-    form, headers = fields_of(web.get(f"/forget?key={key}")), web.get(f"/api/records/{key}").headers
+    form, headers = fields_of(web.get(f"/forget?key={key}")), required(web, "forget", str(key))
     shop.charge.idempotency_forget(42, 999)
 
     assert "already absent" in web.post("/forget", data=form).text
-    sent = {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
-    assert web.delete(f"/api/records/{key}", headers=sent).status_code == 404
+    assert web.delete(f"/api/records/{key}", headers=headers).status_code == 404
 
 
 def test_a_running_record_is_kept_unless_requested(shop: Shop, web: httpx.Client) -> None:
@@ -261,6 +236,13 @@ def test_a_running_record_is_kept_unless_requested(shop: Shop, web: httpx.Client
     assert "1 record forgotten" in confirm(web, f"key={key}", force="yes").text
     assert shop.charge.idempotency_record(42, 999) is None
 
+    path, headers = (
+        f"/api/records/{shop.begin(shop.charge, 42, 999)}",
+        required(web, "forget", str(key)),
+    )
+    assert web.delete(path, headers=headers).json()["case"] == "running"
+    assert web.delete(f"{path}?force=true", headers=headers).json()["case"] == "forgotten"
+
 
 def test_an_unreadable_record_is_forgotten(shop: Shop, web: httpx.Client) -> None:
     key = "shop.charge:" + "x" * 22
@@ -269,13 +251,3 @@ def test_an_unreadable_record_is_forgotten(shop: Shop, web: httpx.Client) -> Non
     assert "cannot be read" in web.get(f"/records/{key}").text
     assert "1 record forgotten" in confirm(web, f"key={key}").text
     assert not shop.client.exists(f"idem:{key}")
-
-
-class TestApi:
-    def test_a_running_record_is_deleted_by_force(self, shop: Shop, web: httpx.Client) -> None:
-        path = f"/api/records/{shop.begin(shop.charge, 42, 999)}"
-        headers = web.get(path).headers
-        sent = {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
-
-        assert web.delete(path, headers=sent).json()["case"] == "running"
-        assert web.delete(f"{path}?force=true", headers=sent).json()["case"] == "forgotten"

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.dashboard import index as module
 from celery_idempotent.dashboard.index import Query, RecordIndex
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.calls import formatting
-from tests.monitoring.conftest import Shop
+from tests.monitoring.conftest import Shop, copy
 from tests.servers.redis_server import RedisServer
 
 
@@ -25,10 +24,8 @@ def index(shop: Shop) -> Iterator[RecordIndex]:
     time.sleep(0.002)
     shop.begin(shop.pack, 1, attempt=2)
     shop.client.set(f"idem:shop.tidy:{'x' * 22}", b"damaged")
-    index = RecordIndex(app_tasks.stores(app_tasks.tasks(shop.app)))
-    index.advance(60)
-    yield index
-    index.close()
+    with shop.index() as index:
+        yield index
 
 
 def found(index: RecordIndex, limit: int = 50, offset: int = 0, **query: str) -> list[str]:
@@ -71,11 +68,9 @@ def test_records_are_found(index: RecordIndex, query: dict[str, str], expected: 
 def test_a_poisoned_call_has_no_run_time(shop: Shop) -> None:
     shop.begin(shop.charge, 1, 999, lease_ms=0, attempt=5)
     shop.charge.apply((1, 999))
-    index = RecordIndex(app_tasks.stores(app_tasks.tasks(shop.app)))
-    index.advance(60)
-    totals = index.totals()["shop.charge"]
-    (view,) = index.page(Query(state="FAILED"), 1)
-    index.close()
+    with shop.index() as index:
+        totals = index.totals()["shop.charge"]
+        (view,) = index.page(Query(state="FAILED"), 1)
 
     assert (totals.states, totals.quantile(0.5)) == ({"FAILED": 1}, None)
     assert view.record is not None
@@ -101,11 +96,8 @@ def test_what_is_gone_leaves_with_the_next_pass(shop: Shop, index: RecordIndex) 
 
 
 def test_a_pass_goes_on_where_it_has_ended(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop.charge.apply((1, 999))
-    raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
-    for number in range(2_000):
-        shop.client.set(f"idem:shop.charge:{number:022d}", raw or b"", px=60_000)
-    index = RecordIndex(app_tasks.stores(app_tasks.tasks(shop.app)))
+    copy(shop, 2_000)
+    index = RecordIndex(shop.stores)
     rounds = 0
     while index.finished_at is None:
         index.advance(0)

@@ -16,7 +16,7 @@ from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.operations.worker import inspect_commands
 from tests.dashboard.conftest import Open, names_of_threads
-from tests.monitoring.conftest import Shop
+from tests.monitoring.conftest import Shop, copy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 
@@ -61,13 +61,8 @@ def test_records_are_filtered_and_paged(shop: Shop, web: httpx.Client) -> None:
 
 
 def test_many_names_share_a_row(shop: Shop, web: httpx.Client) -> None:
-    shop.charge.apply((1, 999))
-    raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
-    pipeline = shop.client.pipeline(transaction=False)
-    for number in range(300):
-        pipeline.set(f"idem:forged.{number}:{'x' * 22}", raw, px=3_600_000)
-    pipeline.set(f"idem:{'long' * 300}:{'x' * 22}", raw, px=3_600_000)
-    pipeline.execute()
+    copy(shop, 300, "forged.{}:" + "x" * 22)
+    copy(shop, 1, "long" * 300 + ":" + "x" * 22)
 
     def counted() -> str:
         page = web.get("/").text
@@ -77,15 +72,13 @@ def test_many_names_share_a_row(shop: Shop, web: httpx.Client) -> None:
     assert page.count('class="task"') == 102
     assert "(other names)" in text_of(web.get("/"))
     tasks = web.get("/api/stats").json()["tasks"]
-    assert len(tasks) == 102
-    assert tasks["(other names)"]["states"] == {"COMPLETED": 200}
-    assert tasks["shop.charge"]["states"] == {"COMPLETED": 1}
+    documents = shop.json("stats", "--timeout", "0")["tasks"]
+    assert len(tasks) == len(documents) == 102
+    for name, number in (("(other names)", 200), ("shop.charge", 1)):
+        assert tasks[name]["states"] == {"COMPLETED": number}
+        assert documents[name]["records"] == number
     found = web.get("/api/records?task=FORGED.29&limit=500").json()["records"]
     assert len(found) == 11
-    documents = shop.json("stats", "--timeout", "0")["tasks"]
-    assert len(documents) == 102
-    assert documents["(other names)"]["records"] == 200
-    assert documents["shop.charge"]["records"] == 1
 
 
 def test_lone_surrogates_are_escaped(shop: Shop, web: httpx.Client) -> None:
@@ -108,10 +101,7 @@ def test_lone_surrogates_are_escaped(shop: Shop, web: httpx.Client) -> None:
 
 
 def test_a_page_leads_to_the_next_one(shop: Shop, web: httpx.Client) -> None:
-    shop.charge.apply((1, 999))
-    raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
-    for number in range(300):
-        shop.client.set(f"idem:shop.charge:{number:022d}", raw or b"", px=60_000)
+    copy(shop, 300)
 
     keys, path = set(), "/records?task=shop.charge"
     for _ in range(50):
@@ -145,14 +135,11 @@ class TestRecord:
         page = text_of(web.get(f"/records/{key}"))
 
         assert "object of 2 order 42 amount 999" in page
-        assert "the-task-id" in page
-        assert "Execution began" in page
-        assert "Result stored" in page
+        for text in ("the-task-id", "Execution began", "Result stored"):
+            assert text in page
         document = web.get(f"/api/records/{key}").json()
-        assert (document["state"], document["result"]) == (
-            "COMPLETED",
-            {"order": 42, "amount": 999},
-        )
+        assert document["state"] == "COMPLETED"
+        assert document["result"] == {"order": 42, "amount": 999}
 
     def test_shows_an_error_and_cuts_a_large_value(self, shop: Shop, web: httpx.Client) -> None:
         shop.charge.apply((42, 13))
@@ -169,20 +156,22 @@ class TestRecord:
 
         response = web.get(f"/records/{key}")
 
-        page = text_of(response)
-        assert "2 earlier executions died" in page
-        assert "Taken over by another execution" in page
-        assert "Running; the lease ends" in page
+        for text in (
+            "2 earlier executions died",
+            "Taken over by another execution",
+            "Running; the lease ends",
+        ):
+            assert text in text_of(response)
         assert "data-deadline=" in response.text
         expired = shop.begin(shop.charge, 43, 999, lease_ms=0)
         assert "LEASE EXPIRED" in text_of(web.get(f"/records/{expired}"))
 
     def test_an_absent_one_is_explained(self, shop: Shop, web: httpx.Client) -> None:
-        key = shop.charge.idempotency_key_of(42, 999)
+        path = f"/records/{shop.charge.idempotency_key_of(42, 999)}"
 
-        assert "a call with it would run" in text_of(web.get(f"/records/{key}"))
-        assert web.get(f"/records/{key}").status_code == 404
-        assert "error" in web.get(f"/api/records/{key}").json()
+        assert "a call with it would run" in text_of(web.get(path))
+        assert web.get(path).status_code == 404
+        assert "error" in web.get(f"/api{path}").json()
 
 
 class TestSearch:
@@ -202,11 +191,9 @@ class TestSearch:
         shop.charge.apply((42, 999), task_id="the-first")
         shop.charge.apply((42, 999), task_id="the-duplicate")
 
-        def location() -> str:
-            return str(web.get("/search?q=the-duplicate").headers.get("location", ""))
-
         key = str(shop.charge.idempotency_key_of(42, 999)).replace(":", "%3A")
-        found = eventually(location, "the duplicate's reference is stored")
+        eventually(lambda: shop.store.reference("the-duplicate"), "its reference is stored")
+        found = web.get("/search?q=the-duplicate").headers["location"]
         assert found == f"/records/{key}?task_id=the-duplicate"
         became = "got the outcome of task the-first (attempt 1)"
         assert f"Task the-duplicate {became}." in web.get(found).text
@@ -315,9 +302,8 @@ def test_the_first_page_does_not_wait_for_the_workers(
     page = text_of(web.get("/"))
     may_ask.set()
 
-    assert "1 running" in page
-    assert "… workers" in page
-    assert "Nothing is known yet" in page
+    for text in ("1 running", "… workers", "Nothing is known yet"):
+        assert text in page
     assert "No worker replied" in text_of(web.get("/workers"))
     assert "0 workers" in text_of(web.get("/"))
 
@@ -327,9 +313,8 @@ def test_a_record_shows_where_its_body_is(
 ) -> None:
     shop.begin(shop.charge, 1, 999)
     record, stack = shop.charge.idempotency_record(1, 999), ["/shop.py:1 charge", "<b>:2 post"]
-    lease = {"task": "shop.charge", "key": record.key, "token": record.token, "stack": stack}
-    lease["heartbeat"] = "healthy"
-    worker = inspect_commands.Worker([lease], {}, {})
+    call = {"task": "shop.charge", "key": record.key, "token": record.token}
+    worker = inspect_commands.Worker([{**call, "heartbeat": "healthy", "stack": stack}], {}, {})
     replies = inspect_commands.Replies({"one@here": worker})
     monkeypatch.setattr(inspect_commands, "ask", lambda *_: replies)
     web = open_dashboard()
@@ -364,28 +349,30 @@ def test_an_unreachable_redis_is_reported(shop: Shop, open_dashboard: Open) -> N
         assert response.status_code == status, path
         assert "secret" not in response.text
     assert "cannot be reached" in web.get("/records").text
-    assert "cannot be reached" in eventually(lambda: alert(web), "the overview shows the error")
+    alert = re.compile('role="alert">[^<]*cannot be reached')
+    eventually(lambda: alert.search(web.get("/").text), "the overview shows the error")
 
 
 @pytest.mark.exhaustive
 def test_what_is_not_known_while_redis_is_away_is_a_dash(
     shop: Shop, server: RedisServer, web: httpx.Client
 ) -> None:
+    def eventually_shows(text: str, path: str) -> None:
+        eventually(lambda: text in text_of(web.get(path)), f"{path} shows {text}")
+
     shop.begin(shop.charge, 1, 999)
-    eventually(lambda: "1 running" in text_of(web.get("/")), "the overview shows the execution")
+    eventually_shows("1 running", "/")
     server.kill()
     try:
         # The broker, which is this Redis as well, may be missed first.
-        eventually(lambda: "– running" in text_of(web.get("/")), "the overview has an alert")
+        eventually_shows("– running", "/")
         page = text_of(web.get("/"))
         assert re.search(r"Last read \d+ s ago", page)
         assert "Not known" in page
-        eventually(
-            lambda: "cannot be reached" in text_of(web.get("/workers")), "it names the broker"
-        )
+        eventually_shows("cannot be reached", "/workers")
     finally:
         server.restart()
-    eventually(lambda: "0 running" in text_of(web.get("/")), "and reads again")
+    eventually_shows("0 running", "/")
 
 
 def test_the_overview_sorts_its_tasks_and_has_ranges(shop: Shop, web: httpx.Client) -> None:
@@ -401,8 +388,3 @@ def test_the_overview_sorts_its_tasks_and_has_ranges(shop: Shop, web: httpx.Clie
     assert order("?sort=Completed") == ["shop.pack", "shop.charge"]
     assert "A bar is 1 h 24 min" in text_of(web.get("/?range=7d"))
     assert web.get("/?range=2d").status_code == 400
-
-
-def alert(web: httpx.Client) -> str:
-    found = re.search(r'role="alert">([^<]+)', web.get("/").text)
-    return found[1] if found else ""

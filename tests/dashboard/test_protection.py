@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from cryptography.fernet import Fernet
 
-from celery_idempotent import IdempotentTask
 from celery_idempotent.core.events.report import Repeats
 from celery_idempotent.dashboard import Access, asgi, protection
 from celery_idempotent.dashboard.context import Context
@@ -164,10 +164,7 @@ class TestDefects:
     """A defect of the dashboard, or of a callable of the user."""
 
     def test_the_response_has_the_security_headers(
-        self,
-        web: httpx.Client,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
+        self, web: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(Context, "page", None)
 
@@ -249,32 +246,29 @@ class TestMalformedInput:
 
     @each_text
     def test_in_a_body_is_no_defect(self, web: httpx.Client, text: str) -> None:
-        def given(value: Any) -> bytes:
-            return str(value).encode(errors="surrogatepass")
-
-        task = json.dumps("shop.charge")
         try:
             json.loads(text)
         except (ValueError, RecursionError):
             value = json.dumps(text)
         else:
             value = text
-        bodies = [given(text), given(f"[{text}]")]
-        for name in ("task", "args", "kwargs", "key", "task_id"):
-            for candidate in (value, text, json.dumps(text), f"[{value}]", f'{{"a": {value}}}'):
-                bodies.append(given(f'{{"task": {task}, "args": [1, 2], "{name}": {candidate}}}'))
-                bodies.append(given(f'{{"task": "shop.tidy", "{name}": {candidate}}}'))
-        for body in bodies:
-            response = web.post("/api/explain", content=body)
-            assert response.status_code < 500, body[:200]
+        fields = ("task", "args", "kwargs", "key", "task_id")
+        candidates = (value, text, json.dumps(text), f"[{value}]", f'{{"a": {value}}}')
+        bodies = [text, f"[{text}]"]
+        for name, candidate in itertools.product(fields, candidates):
+            bodies.append(f'{{"task": "shop.charge", "args": [1, 2], "{name}": {candidate}}}')
+            bodies.append(f'{{"task": "shop.tidy", "{name}": {candidate}}}')
+        requests = [("/api/explain", body) for body in bodies]
+        for task, name in itertools.product(
+            ("shop.charge", "shop.tidy"), (*fields, "token", "force")
+        ):
+            form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
+            requests += [("/explain", form), ("/forget", form)]
+
+        for path, body in requests:
+            response = web.post(path, content=body.encode(errors="surrogatepass"))
+            assert response.status_code < 500, (path, body[:200])
             assert_protected(response)
-        for task in ("shop.charge", "shop.tidy"):
-            for name in ("task", "args", "kwargs", "key", "task_id", "token", "force"):
-                form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
-                for page in ("/explain", "/forget"):
-                    response = web.post(page, content=given(form))
-                    assert response.status_code < 500, (page, name)
-                    assert_protected(response)
 
     def test_is_refused_with_a_reason(self, web: httpx.Client) -> None:
         assert web.get(f"/api/records?limit={'9' * 5_000}").status_code == 400
@@ -325,8 +319,8 @@ def test_text_from_outside_is_escaped(shop: Shop, open_dashboard: Open) -> None:
     keys = [record["key"] for record in web.get("/api/records").json()["records"]]
     paths = ["/", "/records", "/doctor", f"/search?q={HOSTILE}", "/forget?state=FAILED",
              f"/records?task={HOSTILE}&older_than={HOSTILE}", "/records?older_than=0s",
-             f"/explain?task={HOSTILE}", *(f"/records/{quoted(key)}" for key in keys),
-             f"/records/{quoted(HOSTILE)}", f"/forget?key={quoted(keys[0])}"]  # fmt: skip
+             f"/explain?task={HOSTILE}", f"/forget?key={quote(keys[0])}",
+             *(f"/records/{quote(key, safe='')}" for key in (*keys, HOSTILE))]  # fmt: skip
 
     for path in paths:
         page = web.get(path).text
@@ -336,51 +330,40 @@ def test_text_from_outside_is_escaped(shop: Shop, open_dashboard: Open) -> None:
     assert "&lt;script&gt;alert(1)" in web.get("/records").text
 
 
-def quoted(key: str) -> str:
-    """Returns a key as a part of a path."""
-    return httpx.QueryParams({"k": key}).__str__()[2:].replace("+", "%20")
-
-
 class TestResults:
     def test_are_shown_to_users_with_the_right_only(self, shop: Shop, open_dashboard: Open) -> None:
         shop.pack.apply((3, 27))
         shop.charge.apply((42, 13))
-        secret, error = "x" * 27, "DeclinedError"
-        keys = [
-            str(shop.pack.idempotency_key_of(3, 27)),
-            str(shop.charge.idempotency_key_of(42, 13)),
-        ]
+        secret = "x" * 27
+        texts = {
+            shop.pack.idempotency_key_of(3, 27): secret,
+            shop.charge.idempotency_key_of(42, 13): "DeclinedError",
+        }
         may_not = open_dashboard(authorize=lambda _: Access("bea", forget=True))
         may = open_dashboard(authorize=lambda _: Access("ann", results=True))
 
-        for key, text in zip(keys, (secret, error), strict=True):
+        for key, text in texts.items():
             for path in (f"/records/{key}", f"/api/records/{key}"):
                 assert text in may.get(path).text
                 assert text not in may_not.get(path).text
         for path in ("/", "/records", "/api/records", "/forget?state=COMPLETED"):
             assert secret not in may_not.get(path).text
 
-    def test_encrypted_ones_need_the_keys_too(
-        self, shop: Shop, open_dashboard: Open, server: Any
-    ) -> None:
-        from cryptography.fernet import Fernet
-
+    def test_encrypted_ones_need_the_keys_too(self, shop: Shop, web: httpx.Client) -> None:
         def whisper() -> str:
             return "the secret"
 
-        options = {"base": IdempotentTask, "name": "shop.whisper", "shared": False, "lazy": False}
         shop.app.conf.idempotency_encryption_keys = [Fernet.generate_key().decode()]
-        task = shop.app.task(whisper, **options)
+        task = shop.add_task(whisper, "shop.whisper")
         task.apply()
-        key = str(task.idempotency_key_of())
-        with_keys = open_dashboard()
-        without_keys = make_app(server.url)
-        without_keys.task(whisper, **options)
+        path = f"/records/{task.idempotency_key_of()}"
+        without_keys = Shop(make_app(shop.url), shop.client)
+        without_keys.add_task(whisper, "shop.whisper")
 
-        assert "the secret" in with_keys.get(f"/records/{key}").text
-        with serving(asgi(without_keys, auth="ann:secret")) as url:
-            page = httpx.get(f"{url}/records/{key}", auth=("ann", "secret")).text
-        without_keys.close()
+        assert "the secret" in web.get(path).text
+        with serving(asgi(without_keys.app, auth="ann:secret")) as url:
+            page = httpx.get(url + path, auth=("ann", "secret")).text
+        without_keys.app.close()
         assert "the secret" not in page
         assert "Not available" in page
 

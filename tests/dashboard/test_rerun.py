@@ -8,6 +8,7 @@ import os
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -17,8 +18,8 @@ from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.operations.calls import changes
-from tests.dashboard.conftest import Open, fields_of
-from tests.monitoring.conftest import Shop
+from tests.dashboard.conftest import Open, fields_of, headers_of
+from tests.monitoring.conftest import Shop, received
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +28,13 @@ def with_messages(shop: Shop) -> None:
     shop.app.conf.task_always_eager = False
 
 
+def message_of(shop: Shop, key: str) -> bytes:
+    """Returns the name of the message that is kept for a key."""
+    (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
+    return name
+
+
 def test_a_failed_call_is_run_again_after_a_question(shop: Shop, open_dashboard: Open) -> None:
-    received: list[dict[str, Any]] = []
-
-    def record(**details: Any) -> None:
-        received.append(details)
-
-    signals.rerun.connect(record)
     key = shop.receive(shop.charge, 42, 13)
     web = open_dashboard(authorize=lambda _: Access("ann", forget=True, results=True))
 
@@ -42,18 +43,17 @@ def test_a_failed_call_is_run_again_after_a_question(shop: Shop, open_dashboard:
     assert "Run this call again?" in question.text
     assert '<span class="value-number">42</span>' in question.text or ">42<" in question.text
     assert shop.published() == []
-    response = web.post("/rerun", data=fields_of(question))
+    with received(signals.rerun) as sent:
+        response = web.post("/rerun", data=fields_of(question))
 
     assert (response.status_code, "Published" in response.text) == (200, True)
     (message,) = shop.published()
     assert message["headers"]["task"] == "shop.charge"
     assert message["properties"]["priority"] == 3
-    assert (
-        shop.charge.idempotency_key_of(42, 13).fingerprint.hex()
-        in (message["headers"]["idempotency"])
-    )
+    fingerprint = shop.charge.idempotency_key_of(42, 13).fingerprint.hex()
+    assert fingerprint in message["headers"]["idempotency"]
     assert shop.charge.idempotency_record(42, 13).state == "FAILED"
-    (details,) = received
+    (details,) = sent
     assert (details["user"], details["key"], details["sender"]) == ("ann", key, shop.charge)
 
 
@@ -94,18 +94,17 @@ def test_a_completed_call_is_asked_about_twice(shop: Shop, web: httpx.Client) ->
     assert web.post("/rerun", data={**form, "repeat": "yes"}).status_code == 200
     (message,) = shop.published()
     assert message["headers"]["id"] != shop.charge.idempotency_record(42, 999).task_id
-    assert (
-        shop.charge.idempotency_key_of(42, 999).fingerprint.hex()
-        in (message["headers"]["idempotency"])
-    )
+    fingerprint = shop.charge.idempotency_key_of(42, 999).fingerprint.hex()
+    assert fingerprint in message["headers"]["idempotency"]
 
 
 def test_without_a_message_it_says_so(shop: Shop, web: httpx.Client) -> None:
     shop.charge.apply((42, 13))
+    key = shop.charge.idempotency_key_of(42, 13)
 
-    response = web.get("/rerun", params={"key": str(shop.charge.idempotency_key_of(42, 13))})
-
-    assert (response.status_code, "its message is not kept" in response.text) == (409, True)
+    for path in (f"/rerun?key={key}", f"/api/records/{key}/rerun"):
+        response = web.get(path)
+        assert (response.status_code, "its message is not kept" in response.text) == (409, True)
     assert web.get("/rerun", params={"key": "shop.charge:" + "x" * 22}).status_code == 404
 
 
@@ -115,20 +114,13 @@ def test_without_a_message_it_says_so(shop: Shop, web: httpx.Client) -> None:
     ids=["unavailable", "damaged"],
 )
 def test_a_message_that_cannot_be_read_is_reported(
-    shop: Shop,
-    web: httpx.Client,
-    monkeypatch: pytest.MonkeyPatch,
-    error: IdempotencyError,
-    status: int,
+    shop: Shop, web: httpx.Client, error: IdempotencyError, status: int
 ) -> None:
     key = shop.receive(shop.charge, 42, 13)
 
-    def find(*_: Any, **__: Any) -> None:
-        raise error
+    with patch.object(changes, "find_ended", side_effect=error):
+        response = web.get("/rerun", params={"key": key})
 
-    monkeypatch.setattr(changes, "find_ended", find)
-
-    response = web.get("/rerun", params={"key": key})
     assert (response.status_code, str(error) in response.text) == (status, True)
 
 
@@ -161,7 +153,7 @@ class TestForgedMessages:
 
     def forge(self, shop: Shop, key: str, change: Any) -> None:
         """Changes the message that is kept for a key, or replaces it by a list."""
-        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
+        name = message_of(shop, key)
         form, _, body = shop.client.get(name).partition(b"\n")
         forged = {**json.loads(body), **change} if isinstance(change, dict) else change
         shop.client.set(name, form + b"\n" + json.dumps(forged).encode(), px=60_000)
@@ -251,9 +243,8 @@ class TestEncryptedMessages:
 
     def test_a_plain_one_is_refused(self, shop: Shop, web: httpx.Client) -> None:
         key = shop.receive(shop.charge, 42, 13)
-        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
         message = {"task": "shop.charge", "task_id": "x", "args": [], "kwargs": {}, "options": {}}
-        shop.client.set(name, b"json\n" + json.dumps(message).encode())
+        shop.client.set(message_of(shop, key), b"json\n" + json.dumps(message).encode())
 
         response = web.get("/rerun", params={"key": key})
 
@@ -261,13 +252,11 @@ class TestEncryptedMessages:
 
     def test_one_of_another_task_id_is_refused(self, shop: Shop, web: httpx.Client) -> None:
         key = shop.receive(shop.charge, 42, 13)
-        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
-        older = shop.client.get(name)
+        older = shop.client.get(message_of(shop, key))
         shop.charge.idempotency_forget(42, 13)
         shop.receive(shop.charge, 42, 13, task_id="the newer")
-        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
         assert web.get("/rerun", params={"key": key}).status_code == 200
-        shop.client.set(name, older)
+        shop.client.set(message_of(shop, key), older)
 
         response = web.get("/rerun", params={"key": key})
 
@@ -337,18 +326,9 @@ class TestJson:
     def test_a_completed_call_needs_a_second_word(self, shop: Shop, web: httpx.Client) -> None:
         shop.app.conf.result_extended = True
         path = f"/api/records/{shop.receive(shop.charge, 42, 999)}/rerun"
-        read = web.get(path).headers
-        headers = {"x-csrf-token": read["x-csrf-token"], "if-match": read["etag"]}
+        headers = headers_of(web.get(path))
 
         assert web.post(path, headers=headers).status_code == 400
         assert shop.published() == []
         assert web.post(f"{path}?repeat=true", headers=headers).status_code == 202
         assert len(shop.published()) == 1
-
-    def test_it_needs_a_message(self, shop: Shop, web: httpx.Client) -> None:
-        shop.charge.apply((42, 999))
-        path = f"/api/records/{shop.charge.idempotency_key_of(42, 999)}/rerun"
-
-        response = web.get(path)
-
-        assert (response.status_code, "not kept" in response.json()["error"]) == (409, True)

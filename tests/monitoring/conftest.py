@@ -163,10 +163,11 @@ def list_json(shop: Shop, *options: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in shop.celery("list", *options, "--json").splitlines()]
 
 
-def copy(shop: Shop, times: int) -> None:
-    """Copies the record of order 1."""
+def copy(shop: Shop, times: int, key: str = "shop.charge:{:022d}") -> None:
+    """Executes the call for order 1, and copies its record."""
+    shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
     pipeline = shop.client.pipeline(transaction=False)
     for number in range(times):
-        pipeline.set(f"idem:shop.charge:{number:022d}", raw, px=3_600_000)
+        pipeline.set(f"idem:{key.format(number)}", raw, px=3_600_000)
     pipeline.execute()

@@ -45,7 +45,6 @@ class TestList:
         assert str(shop.pack.idempotency_key_of(1)) in running
 
     def test_draws_a_table_as_fast_as_json(self, shop: Shop) -> None:
-        shop.charge.apply((1, 999))
         copy(shop, 3_000)
         shop.celery("list", "--limit", "1")  # imports
 
@@ -150,7 +149,6 @@ class TestList:
     def test_ends_without_an_error_when_its_pipe_is_closed(
         self, server: RedisServer, shop: Shop
     ) -> None:
-        shop.charge.apply((1, 999))
         copy(shop, 3_000)
         shop.client.config_resetstat()
 

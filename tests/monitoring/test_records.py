@@ -126,7 +126,6 @@ def test_a_scan_never_reads_a_large_value(shop: Shop, task_id: str) -> None:
 
 
 def test_many_records_are_scanned_in_pages_without_the_command_keys(shop: Shop) -> None:
-    shop.charge.apply((1, 999))
     copy(shop, 2_000)
     shop.client.config_resetstat()
     scanned = records(shop.stores, task="shop.charge")
