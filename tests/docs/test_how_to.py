@@ -173,9 +173,7 @@ class TestPeriodicTasks:
                 names["mail"].apply(task_id=message)
         assert len(mailed) == 2
 
-    def test_two_beats_mail_one_report_a_morning(
-        self, names: dict[str, Any], mailed: Calls
-    ) -> None:
+    def test_two_beats_mail_one_report_a_day(self, names: dict[str, Any], mailed: Calls) -> None:
         """Their clocks may differ by less than half a period."""
         app = names["app"]
         for day in ("2026-11-23", "2026-11-24"):

@@ -21,9 +21,7 @@ from tests.docs.pages import README, ROOT, prose, section
         (ROOT / "docs/modes.md", "One at a time", 3, {"idempotency_until": "finished"}),
     ],
 )
-def test_the_modes_are_options_of_a_task(
-    page: Path, title: str, number: int, others: dict[str, Any]
-) -> None:
+def test_modes_are_options(page: Path, title: str, number: int, others: dict[str, Any]) -> None:
     modes = re.findall(r"^\| .* \| `(idempotency_[^`]+)`", section(prose(page), title), re.M)
     assert len(modes) == number
     for mode in modes:

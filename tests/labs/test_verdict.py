@@ -239,9 +239,7 @@ def test_a_duplicate_effect_has_a_reason(run: Run, fault: str) -> None:
 @pytest.mark.parametrize(
     ("decisions", "ends", "miscounted"), [(1, True, 0), (0, False, 0), (0, True, 1), (2, True, 1)]
 )
-def test_each_delivery_that_ends_has_one_decision(
-    run: Run, decisions: int, ends: bool, miscounted: int
-) -> None:
+def test_a_delivery_has_one_decision(run: Run, decisions: int, ends: bool, miscounted: int) -> None:
     for _ in range(decisions):
         run._ledger.write("decided", delivery="first", decision="run")
     if ends:

@@ -148,9 +148,7 @@ class TestAssertRanOnce:
         shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
         assert [str(entry.path) for entry in shown] == [__file__]
 
-    def test_executions_are_counted(
-        self, idempotency: IsolatedRecords, make_task: MakeTask
-    ) -> None:
+    def test_counts_executions(self, idempotency: IsolatedRecords, make_task: MakeTask) -> None:
         charge = make_task(idempotency_until="finished")
         assert idempotency.executions(charge, "1") == 0
         for order in ("1", "1", "2"):
@@ -230,9 +228,7 @@ class TestIsolation:
         assert runs == ["1", "1"]
         assert charge.idempotency_configuration.executor.store.config.prefix == "idem"
 
-    def test_an_app_with_these_settings_has_the_same_records(
-        self, make_task: MakeTask, runs: list[str]
-    ) -> None:
+    def test_its_settings_have_the_same_records(self, make_task: MakeTask, runs: list[str]) -> None:
         with isolated_records() as records:
             make_task().delay("1")
         other = Celery("other", set_as_current=False)
@@ -247,17 +243,13 @@ class TestIsolation:
 
 
 class TestDisabledApps:
-    def test_a_disabled_app_runs_every_call_without_redis(
-        self, app: Celery, charge: Any, runs: list[str]
-    ) -> None:
+    def test_a_disabled_app_needs_no_redis(self, app: Celery, charge: Any, runs: list[str]) -> None:
         app.conf.idempotency_enabled = False
         charge.delay("1")
         charge.delay("1")
         assert runs == ["1", "1"]
 
-    def test_isolated_records_enable_it_for_their_test(
-        self, app: Celery, charge: Any, runs: list[str]
-    ) -> None:
+    def test_isolated_records_enable_it(self, app: Celery, charge: Any, runs: list[str]) -> None:
         app.conf.idempotency_enabled = False
         charge.delay("1")
         with isolated_records():
@@ -288,9 +280,7 @@ class TestFrozenTime:
         assert runs == ["raised", "1"]
 
     @freeze_time("2020-02-29")
-    def test_a_lease_lasts_when_the_time_is_moved(
-        self, idempotency: IsolatedRecords, app: Celery
-    ) -> None:
+    def test_a_lease_lasts_in_another_time(self, idempotency: IsolatedRecords, app: Celery) -> None:
         @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.slow")
         def slow(self: IdempotentTask) -> int:
             with freeze_time("2030-01-01"):

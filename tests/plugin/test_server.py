@@ -48,9 +48,7 @@ def test_outlives_the_thread_that_started_it() -> None:
         assert server.client().ping()
 
 
-def test_a_program_that_cannot_be_executed_raises(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_program_that_cannot_run_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "redis-server").write_text("not a program")
     (tmp_path / "redis-server").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -59,7 +57,7 @@ def test_a_program_that_cannot_be_executed_raises(
         RedisServer()
 
 
-def test_no_available_server_raises_with_install_instructions(
+def test_no_available_server_raises_how_to_install_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")

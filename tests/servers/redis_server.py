@@ -107,7 +107,7 @@ class RedisServer(Server):
             own_clock = Clock(directory) if clock else None
             ports = None if port or unix_socket else Ports(1)
             port = ports.numbers[0] if ports else port
-            url, directives = _listen_directives(directory, port, tls=tls)
+            url, directives = _listening(directory, port, tls=tls)
         except BaseException:
             shutil.rmtree(directory)
             raise
@@ -268,9 +268,7 @@ def _choose(kind: str, *, tls: bool) -> Path:
     )
 
 
-def _listen_directives(
-    directory: Path, port: int | None, *, tls: bool
-) -> tuple[str, dict[str, str]]:
+def _listening(directory: Path, port: int | None, *, tls: bool) -> tuple[str, dict[str, str]]:
     """Returns a server's URL and the directives to listen there; no port means a Unix socket."""
     if port is None:
         path = directory / "socket"

@@ -128,9 +128,7 @@ def test_a_valid_value_is_used_unchanged(option: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), INVALID, ids=lambda part: repr(part)[:40])
-def test_the_error_of_an_invalid_value_is_one_line_that_names_the_option(
-    option: str, value: Any
-) -> None:
+def test_the_error_of_a_value_is_one_line_that_names_the_option(option: str, value: Any) -> None:
     with pytest.raises(SettingsError) as caught:
         build({option: value}, "shop.charge")
 
@@ -185,9 +183,7 @@ def test_values_that_may_hold_a_secret_are_not_quoted(value: Any) -> None:
         ("idempotency_id", "idempotency_key"),
     ],
 )
-def test_the_error_of_an_unknown_option_suggests_the_one_that_is_meant(
-    name: str, suggestion: str
-) -> None:
+def test_the_error_of_an_unknown_option_suggests_the_one_meant(name: str, suggestion: str) -> None:
     with pytest.raises(SettingsError) as caught:
         check_names(["task_always_eager", name], "the Celery configuration")
 

@@ -122,9 +122,7 @@ both_ways = pytest.mark.parametrize(
 
 
 @both_ways
-def test_duplicates_get_the_outcome_of_the_other_version(
-    versions: Versions, order: str, one: str, other: str
-) -> None:
+def test_duplicates_get_the_outcome(versions: Versions, order: str, one: str, other: str) -> None:
     ledger = versions.ledger
     ledger.hold(order)
     first = versions.send("charge", order, queue=one)
@@ -144,9 +142,7 @@ def test_duplicates_get_the_outcome_of_the_other_version(
 
 
 @both_ways
-def test_errors_are_replayed_by_the_other_version(
-    versions: Versions, order: str, one: str, other: str
-) -> None:
+def test_errors_are_replayed(versions: Versions, order: str, one: str, other: str) -> None:
     errors = [
         versions.send("charge", order, "declined", queue=queue).get(timeout=SOON, propagate=False)
         for queue in (one, other)
@@ -159,9 +155,7 @@ def test_errors_are_replayed_by_the_other_version(
 
 
 @both_ways
-def test_the_other_version_takes_over_with_finished_steps(
-    versions: Versions, order: str, one: str, other: str
-) -> None:
+def test_steps_are_taken_over(versions: Versions, order: str, one: str, other: str) -> None:
     ledger = versions.ledger
     ledger.hold(order)
     first = versions.send("brief", order, queue=one)
@@ -187,9 +181,7 @@ def test_the_other_version_takes_over_with_finished_steps(
 
 
 @both_ways
-def test_one_at_a_time_holds_across_versions(
-    versions: Versions, order: str, one: str, other: str
-) -> None:
+def test_one_runs_at_a_time(versions: Versions, order: str, one: str, other: str) -> None:
     ledger = versions.ledger
     ledger.hold(order)
     first = versions.send("finished", order, queue=one)

@@ -111,9 +111,7 @@ def test_publisher_and_worker_derive_the_same_key(value: Any, serializer: str, k
 
 @pytest.mark.parametrize(("value", "serializer"), SENT)
 @pytest.mark.parametrize("key", [key for key in RULES if key != "callable"])
-def test_an_argument_at_its_default_does_not_change_the_key(
-    value: Any, serializer: str, key: str
-) -> None:
+def test_an_argument_at_its_default_changes_no_key(value: Any, serializer: str, key: str) -> None:
     def refund(order: Any = value) -> None: ...
 
     rule = KeyRule("shop.refund", RULES[key], signature(refund), partial(normalised, serializer))

@@ -176,9 +176,7 @@ class TestRedis:
             ),
         ],
     )
-    def test_with_what_cannot_be_taken_over_is_refused(
-        self, settings: dict[str, Any], error: str
-    ) -> None:
+    def test_that_cannot_be_used_is_refused(self, settings: dict[str, Any], error: str) -> None:
         with pytest.raises(ImproperlyConfigured, match=error) as caught:
             options_of(**settings)
         assert ":p" not in str(caught.value)

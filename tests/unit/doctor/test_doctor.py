@@ -100,9 +100,7 @@ class TestServer:
         ("replicas", "required", "severity", "what"),
         [(0, 0, "note", "no replica"), (2, 0, "note", "2"), (1, 2, "error", "1")],
     )
-    def test_replicas_are_reported(
-        self, replicas: int, required: int, severity: str, what: str
-    ) -> None:
+    def test_finds_replicas(self, replicas: int, required: int, severity: str, what: str) -> None:
         info = SOUND | {"connected_slaves": replicas}
         finding = only(server.check(info, "here", required_replicas=required))
 
@@ -204,9 +202,7 @@ class TestBroker:
         has_effect = expected.startswith(("60 s", "3600 s"))
         assert ("recovery" in names(broker.check_redelivery(app))) is not has_effect
 
-    def test_a_start_method_with_which_the_pool_stalls_is_found(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_start_method_that_stalls_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(tasks.check_start_method()) == []
 
         monkeypatch.setattr("billiard.get_start_method", lambda **_: "forkserver")
@@ -257,25 +253,23 @@ class TestBroker:
         assert names(broker.check(app)) == expected
 
     @pytest.mark.parametrize(
-        ("exchange_type", "limit", "is_low"),
+        ("exchange", "limit", "low"),
         [("topic", None, True), ("topic", -1, False), ("topic", 4, True), ("topic", 5, False),
          ("direct", -1, False)],
     )  # fmt: skip
-    def test_quorum_queues_are_checked(
-        self, exchange_type: str, limit: int | None, is_low: bool
-    ) -> None:
+    def test_quorum_queues_are_checked(self, exchange: str, limit: int | None, low: bool) -> None:
         arguments = {} if limit is None else {"x-delivery-limit": limit}
         queue = Queue(
             "orders",
-            Exchange("orders", type=exchange_type),
+            Exchange("orders", type=exchange),
             "orders",
             queue_arguments={"x-queue-type": "quorum", **arguments},
         )
         app = shop("amqp://guest:secret@localhost//", task_queues=[queue])
         add(app)
 
-        low = {"delivery-limit"} if is_low else set()
-        assert names(broker.check(app)) == {"publishers", "delayed-delivery", *low}
+        found = {"delivery-limit"} if low else set()
+        assert names(broker.check(app)) == {"publishers", "delayed-delivery", *found}
 
 
 class Basket:
@@ -409,9 +403,7 @@ class TestReport:
         about_tasks = {"ignore-result", "acks-late"}
         return {f.name: f.subject for f in check_configuration(app) if f.name in about_tasks}
 
-    def test_a_finding_of_several_tasks_is_one_behind_what_is_more_severe(
-        self, app: Celery
-    ) -> None:
+    def test_a_finding_of_several_tasks_is_one_behind_more_severe_ones(self, app: Celery) -> None:
         found = self.reported(app)
 
         assert list(found) == ["acks-late", "ignore-result"]

@@ -24,17 +24,15 @@ def delays(put_back_count: int, lease: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("put_back_count", "lease", "longest"),
+    ("count", "lease", "longest"),
     [
         *((count, 60, 2**count) for count in range(6)),
         *((count, 60, 60) for count in (6, 7, 10_000_000)),
         (9, 0.5, 1),  # at least a second
     ],
 )
-def test_a_second_then_twice_that_up_to_one_lease(
-    put_back_count: int, lease: float, longest: float
-) -> None:
-    several = delays(put_back_count, lease)
+def test_a_second_then_twice_that_up_to_one_lease(count: int, lease: float, longest: float) -> None:
+    several = delays(count, lease)
 
     assert max(several) <= longest
     assert min(several) >= 0.75 * longest

@@ -48,9 +48,7 @@ def difference(
         (UUID(ID), ID, ("UUID", "str")),
     ],
 )
-def test_an_argument_of_another_type_is_named_with_its_types(
-    was: Any, now: Any, types: tuple[str, str]
-) -> None:
+def test_another_type_of_an_argument_is_named(was: Any, now: Any, types: tuple[str, str]) -> None:
     text = "argument 'amount' was of type {}, and is of type {}".format(*types)
 
     assert difference((1, was, "note"), (1, now, "note")) == text

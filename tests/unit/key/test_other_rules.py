@@ -197,9 +197,7 @@ def test_the_text_of_a_key_is_fit_for_redis_and_urls() -> None:
     "rule", [None, "order:{order_id}", ("order_id",), lambda *args: len(args), TASK_ID]
 )
 @pytest.mark.parametrize("explicit", [None, "req-7"])
-def test_an_explanation_shows_what_the_key_was_derived_from(
-    rule: Any, explicit: str | None
-) -> None:
+def test_an_explanation_shows_what_the_key_is_derived_from(rule: Any, explicit: str | None) -> None:
     key_rule = rule_of(charge, rule)
     explained = key_rule.explain((1, 2), {}, task_id="a", explicit_key=explicit)
 

@@ -130,9 +130,7 @@ class Named(Plain):
         *("set in list", "dict"),
     ],
 )
-def test_a_value_whose_text_differs_between_processes_is_rejected(
-    template: str, value: Any
-) -> None:
+def test_a_value_whose_text_differs_among_processes_is_rejected(template: str, value: Any) -> None:
     with pytest.raises(KeyRuleError) as caught:
         Task(charge, template)(value)
 

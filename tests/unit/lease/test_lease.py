@@ -101,9 +101,7 @@ class TestDue:
         assert lease.due + 20 < lease.trusted_until, "two can fail before trust ends"
 
     @pytest.mark.parametrize(("seconds", "again"), [(60, 1.0), (3, 0.15)])
-    def test_again_soon_when_nobody_answered(
-        self, seconds: float, again: float, clock: Clock
-    ) -> None:
+    def test_again_soon_without_an_answer(self, seconds: float, again: float, clock: Clock) -> None:
         lease = lease_of(seconds, sent_at=clock())
         clock.tick(seconds / 3)
 

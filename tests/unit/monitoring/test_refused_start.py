@@ -55,9 +55,7 @@ def charge(order_id, amount): ...
     ],
     ids=["name", "value", "no Redis"],
 )
-def test_an_invalid_setting_is_reported_in_one_line(
-    tmp_path: Path, settings: str, sentence: str
-) -> None:
+def test_an_invalid_setting_is_one_line(tmp_path: Path, settings: str, sentence: str) -> None:
     (tmp_path / "shop.py").write_text(SHOP.format(settings=settings))
 
     worker = subprocess.run(

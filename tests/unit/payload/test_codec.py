@@ -165,9 +165,7 @@ def contains_itself() -> list[Any]:
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_a_value_that_cannot_be_serialized_leaves_the_reason(
-    value: Any, serializer: str, found: str
-) -> None:
+def test_an_unserializable_value_leaves_the_reason(value: Any, serializer: str, found: str) -> None:
     payload = encode(value, serializer)
 
     assert not payload.format

@@ -77,9 +77,7 @@ def test_a_closed_breaker_lets_all_commands_pass(breaker: Breaker) -> None:
     assert not breaker.open
 
 
-def test_failures_in_a_row_open_it_until_a_success_elsewhere(
-    breaker: Breaker, redis: Redis
-) -> None:
+def test_failures_in_a_row_open_it_until_another_succeeds(breaker: Breaker, redis: Redis) -> None:
     fail(breaker)
     with pytest.raises(
         StoreUnavailableError, match=r"not replied 2 times .* next attempt is in [01]\.\d s$"
@@ -126,9 +124,7 @@ def test_the_delay_doubles_with_each_failed_probe_up_to_the_maximum(
         assert 0.75 * pause <= seconds <= pause + 0.15
 
 
-def test_during_a_probe_other_commands_fail_at_once(
-    clock: Clock, breaker: Breaker, redis: Redis
-) -> None:
+def test_during_a_probe_others_fail_at_once(clock: Clock, breaker: Breaker, redis: Redis) -> None:
     asking, reply = threading.Event(), threading.Event()
 
     async def slow_probe() -> None:
@@ -148,9 +144,7 @@ def test_during_a_probe_other_commands_fail_at_once(
     assert not refused(breaker)
 
 
-def test_a_reply_counts_that_arrives_while_another_thread_opens_it(
-    breaker: Breaker, redis: Redis
-) -> None:
+def test_a_reply_counts_while_another_thread_opens_it(breaker: Breaker, redis: Redis) -> None:
     fail(breaker, 1)
     breaker.record_success()
     breaker.open = True  # by the other thread, which had compared the failures before

@@ -219,9 +219,7 @@ SENTINELS = "sentinel://10.0.0.1;sentinel://10.0.0.2:26379/0"
         ("redis+cluster://127.0.0.1:1", "redis+cluster://127.0.0.1:2", False),
     ],
 )
-def test_the_location_of_records_is_the_same_in_every_spelling(
-    one: str, other: str, same: bool
-) -> None:
+def test_a_location_is_the_same_in_every_spelling(one: str, other: str, same: bool) -> None:
     options = {"master_name": "records"}
     stores = [RecordStore(StoreConfig(url=url, options=options), repr) for url in (one, other)]
 

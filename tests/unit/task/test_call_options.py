@@ -82,9 +82,7 @@ PUBLISH: dict[str, Callable[[Shop, dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("publish", PUBLISH)
 @pytest.mark.parametrize("name", [*MISSPELT, "key", "result_ttl"])
-def test_a_misspelt_option_is_rejected_and_nothing_is_published(
-    shop: Shop, publish: str, name: str
-) -> None:
+def test_nothing_is_published_with_a_misspelt_option(shop: Shop, publish: str, name: str) -> None:
     with pytest.raises(TypeError, match=rf"\(\) takes no option '{name}'; did you"):
         PUBLISH[publish](shop, {name: "req-7"})
 
@@ -223,9 +221,7 @@ class TestProperties:
     """``send_task(…, idempotency_key=…)``, which becomes a property of the message."""
 
     @pytest.mark.parametrize("name", ["idempotency_key", *MISSPELT])
-    def test_a_message_with_a_key_among_its_properties_is_rejected(
-        self, shop: Shop, name: str
-    ) -> None:
+    def test_a_message_with_a_key_in_properties_is_rejected(self, shop: Shop, name: str) -> None:
         rule = shop.charge.idempotency_configuration.rule
 
         with pytest.raises(KeyRuleError) as caught:

@@ -13,13 +13,11 @@ from tests.unit.conftest import celery, task_in
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
 
 
-@pytest.mark.parametrize(("successor_id", "is_part"), [(ID, False), ("another.id", True)])
-def test_in_a_replacement_only_the_successor_continues_under_the_key(
-    successor_id: str, is_part: bool
-) -> None:
+@pytest.mark.parametrize(("successor", "is_part"), [(ID, False), ("another.id", True)])
+def test_in_a_replacement_only_the_successor_has_the_key(successor: str, is_part: bool) -> None:
     task = task_in(celery(), idempotency_key="order:{order_id}")
     key = task.idempotency_key_of(1)
-    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}.{successor_id}"}}
+    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}.{successor}"}}
     request = Context(id=ID, headers=headers, replaced_task_nesting=1)
 
     configuration = task.idempotency_configuration

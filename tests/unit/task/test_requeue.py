@@ -95,9 +95,7 @@ def test_the_seconds_until_an_eta(eta: Any) -> None:
     ("countdown", "seconds"),
     [(None, 0), (0, 0), (2, 2), (0.5, 0.5), (IN_A_WEEK - timedelta(days=8), 0)],
 )
-def test_the_seconds_of_a_countdown_and_of_an_eta_in_the_past(
-    countdown: Any, seconds: float
-) -> None:
+def test_the_seconds_of_a_countdown_and_of_a_past_eta(countdown: Any, seconds: float) -> None:
     assert seconds_until(countdown) == seconds
 
 
@@ -118,7 +116,5 @@ def test_the_seconds_of_a_countdown_and_of_an_eta_in_the_past(
         *("expired", "expired long ago", "expires before its eta"),
     ],
 )
-def test_a_key_is_reserved_until_its_message_is_due_or_expires(
-    options: Any, seconds: float
-) -> None:
+def test_a_key_is_reserved_until_a_message_is_due_or_expires(options: Any, seconds: float) -> None:
     assert hold_for(options, lease=60.0) == seconds
