@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,14 +31,6 @@ class TestSourcesOfOptions:
     def test_defaults(self) -> None:
         assert settings_of(celery()) == Settings(serializer="json")
 
-    def test_a_module(self) -> None:
-        module = ModuleType("celeryconfig")
-        module.idempotency_lease = 7  # type: ignore[attr-defined]
-        app = Celery("shop", set_as_current=False)
-        app.config_from_object(module)
-
-        assert settings_of(app).lease == 7
-
     def test_django_settings(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
@@ -56,19 +48,18 @@ class TestSourcesOfOptions:
 
         assert (settings.lease, settings.on_conflict) == (7, "raise")
 
-    def test_attributes_override_settings(self) -> None:
-        app = celery(
-            idempotency_lease=7, idempotency_store_result=True, idempotency_redis_timeout=9
+    def test_attributes_that_are_not_none_override_settings(self) -> None:
+        app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_result_ttl=9)
+        given = {"lease": 8, "store_result": False, "redis_timeout": 1, "result_ttl": None}
+
+        used = settings_of(app, **{f"idempotency_{name}": given[name] for name in given})
+
+        assert (used.lease, used.store_result, used.redis_timeout, used.result_ttl) == (
+            8,
+            False,
+            1,
+            9,
         )
-
-        settings = settings_of(
-            app, idempotency_lease=8, idempotency_store_result=False, idempotency_redis_timeout=1
-        )
-
-        assert (settings.lease, settings.store_result, settings.redis_timeout) == (8, False, 1)
-
-    def test_an_attribute_that_is_none_means_the_setting(self) -> None:
-        assert settings_of(celery(idempotency_lease=7), idempotency_lease=None).lease == 7
 
     def test_a_custom_base_class(self) -> None:
         class Careful(IdempotentTask):

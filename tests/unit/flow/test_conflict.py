@@ -52,14 +52,10 @@ def test_the_policies_are_those_of_the_option() -> None:
 
 def test_a_copy_is_not_held_by_itself() -> None:
     call: Any = SimpleNamespace(key="shop.charge:digest", task_id="1")
-    holders = {
-        each: Record(State.STARTED, call.key, "shop.charge", each, "w/1", 1, 1) for each in "12"
-    }
 
-    texts = {each: str(held(call, record)) for each, record in holders.items()}
-
-    assert texts["2"] == "shop.charge:digest is held by task 2 on w/1"
-    assert texts["1"] == "shop.charge:digest is held by another message of this task on w/1"
+    for holder, text in (("2", "task 2"), ("1", "another message of this task")):
+        record = Record(State.STARTED, call.key, "shop.charge", holder, "w/1", 1, 1)
+        assert str(held(call, record)) == f"shop.charge:digest is held by {text} on w/1"
 
 
 def test_not_much_after_the_store_however_long_the_lease() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -71,18 +72,13 @@ def test_an_execution_is_shown_without_its_inner_parts() -> None:
 def first_steps_of_threads(call: Pass) -> list[Any]:
     """What each of four threads gets that ask at the same time."""
     barrier = threading.Barrier(4)
-    steps: list[Any] = []
 
-    def ask() -> None:
+    def ask(_: int) -> Any:
         barrier.wait()
-        steps.append(call.steps)
+        return call.steps
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return steps
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(ask, range(4)))
 
 
 def test_threads_that_run_their_first_steps_at_once_share_the_steps() -> None:

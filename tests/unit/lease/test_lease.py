@@ -18,21 +18,9 @@ from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.errors import LeaseLostError
+from tests.unit.conftest import Clock
 
 NOBODY = cast("RecordStore", None)
-
-
-class Clock:
-    """A clock of leases that the test advances."""
-
-    def __init__(self) -> None:
-        self._now = 1000.0
-
-    def __call__(self) -> float:
-        return self._now
-
-    def tick(self, seconds: float) -> None:
-        self._now += seconds
 
 
 @pytest.fixture
@@ -63,17 +51,17 @@ def test_the_greenlet_of_a_thread_is_not_kept() -> None:
 class TestTrust:
     def test_lasts_a_lease_from_the_sending_but_for_a_margin(self, clock: Clock) -> None:
         sent_at = clock()
-        clock.tick(50)
+        clock.now += 50
         lease = lease_of(60, sent_at)
 
-        clock.tick(6.9)
+        clock.now += 6.9
         assert lease.trusted
-        clock.tick(0.2)
+        clock.now += 0.2
         assert not lease.trusted
 
     def test_comes_back_with_a_renewal_unless_the_lease_is_lost(self, clock: Clock) -> None:
         lease = lease_of(60, sent_at=clock())
-        clock.tick(61)
+        clock.now += 61
         lease.renewed(clock())
         assert lease.trusted
 
@@ -103,7 +91,7 @@ class TestDue:
     @pytest.mark.parametrize(("seconds", "again"), [(60, 1.0), (3, 0.15)])
     def test_again_soon_without_an_answer(self, seconds: float, again: float, clock: Clock) -> None:
         lease = lease_of(seconds, sent_at=clock())
-        clock.tick(seconds / 3)
+        clock.now += seconds / 3
 
         lease.unanswered()
 
@@ -130,7 +118,7 @@ class TestCheck:
     def test_fails(self, clock: Clock, seconds: float, lost: bool, reason: str) -> None:
         lease = lease_of(60, clock())
         lease.lost = lost
-        clock.tick(seconds)
+        clock.now += seconds
 
         with pytest.raises(LeaseLostError, match=reason):
             execution_of(lease).check()

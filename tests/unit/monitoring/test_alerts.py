@@ -44,11 +44,9 @@ def queried(expression: str, metrics: dict[str, set[str]]) -> set[str]:
     """Returns the names in the expression; asserts that their metrics have its labels."""
     names = set()
     for name, matchers in re.findall(r"(celery_idempotent_\w+)(?:\{(.*?)\})?", expression):
-        names.add(re.sub(r"(_total|_bucket|_sum|_count)$", "", name))
-        assert (
-            set(re.findall(r"(\w+)=", matchers)) - {"instance"}
-            <= metrics[re.sub(r"(_total|_bucket|_sum|_count)$", "", name)]
-        )
+        base = re.sub(r"(_total|_bucket|_sum|_count)$", "", name)
+        names.add(base)
+        assert set(re.findall(r"(\w+)=", matchers)) - {"instance"} <= metrics[base]
     return names
 
 

@@ -71,13 +71,6 @@ class TestReplacedTask:
             for age in (0, 10 * 86400.0):  # as long as the backend has it
                 assert self.delegated(task_id, age).outcome() == value
 
-    def test_is_the_error_that_the_task_raised(self) -> None:
-        task_id = str(uuid4())
-        app.backend.store_result(task_id, OutOfStockError("sku-7"), "FAILURE")
-
-        with pytest.raises(OutOfStockError, match="sku-7"):
-            self.delegated(task_id).outcome()
-
     @pytest.mark.parametrize("error", [WorkerShutdown(3), Ignore(), WorkerLostError("a")])
     def test_is_not_raised_if_it_would_control_a_worker(self, error: BaseException) -> None:
         task_id = str(uuid4())

@@ -14,6 +14,7 @@ from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.node import Breaker, OutageLogger
 from celery_idempotent.errors import StoreUnavailableError
+from tests.unit.conftest import Clock
 
 
 class Redis:
@@ -27,14 +28,6 @@ class Redis:
         self.probes += 1
         if self.away:
             raise StoreUnavailableError("Redis cannot be reached: refused")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -69,12 +62,13 @@ def refused(breaker: Breaker) -> bool:
     return False
 
 
-def test_a_closed_breaker_lets_all_commands_pass(breaker: Breaker) -> None:
+def test_failures_between_replies_do_not_open_it(breaker: Breaker) -> None:
     for _ in range(100):
-        run_sync(breaker.check())
+        fail(breaker, 1)
         breaker.record_success()
 
     assert not breaker.open
+    assert not refused(breaker)
 
 
 def test_failures_in_a_row_open_it_until_another_succeeds(breaker: Breaker, redis: Redis) -> None:
@@ -98,14 +92,6 @@ def test_after_a_delay_one_probe_closes_it(breaker: Breaker, redis: Redis, clock
     assert not refused(breaker)
     assert redis.probes == 1
     assert not breaker.open
-
-
-def test_a_reply_resets_the_count(breaker: Breaker) -> None:
-    fail(breaker, 1)
-    breaker.record_success()
-    fail(breaker, 1)
-
-    assert not refused(breaker)
 
 
 def test_the_delay_doubles_with_each_failed_probe_up_to_the_maximum(
@@ -187,25 +173,17 @@ def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.Mo
     assert [outage.count_failure() for _ in range(2)] == [2, None]
 
 
-def test_its_end_is_one_line_without_secrets(
-    outage: OutageLogger, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(3):
-        outage.count_failure()
-    outage.end()
-    outage.end()
-
-    (transport,) = caplog.records
-    assert transport.levelno == logging.WARNING
-    assert "3 calls could not reach it" in transport.getMessage()
-    assert "secret" not in transport.getMessage()
-
-
-def test_the_end_after_a_single_call_is_not_logged(
+def test_its_end_is_logged_in_one_line_unless_it_was_a_single_call(
     outage: OutageLogger, caplog: pytest.LogCaptureFixture
 ) -> None:
     outage.count_failure()
     outage.end()
-
     assert caplog.records == []
-    assert outage.count_failure() == 0, "the next outage is logged again"
+
+    assert [outage.count_failure() for _ in range(3)] == [0, None, None], "the next outage"
+    outage.end()
+    outage.end()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "3 calls could not reach it" in record.getMessage()
+    assert "secret" not in record.getMessage()

@@ -329,12 +329,10 @@ def test_a_retention_that_cannot_be_used_is_refused_in_one_line(value: Any) -> N
     for refuse in (read, lambda headers: bind("shop.charge", ID, headers)):
         with pytest.raises(SettingsError) as caught:
             refuse({"idempotency_result_ttl": value})
-        message = str(caught.value)
-        assert message.startswith(
-            "shop.charge: idempotency_result_ttl must be seconds or a timedelta"
-        )
-        assert "\n" not in message
-        assert len(message) < 200
+        text = str(caught.value)
+        assert text.startswith("shop.charge: idempotency_result_ttl must be seconds or a timedelta")
+        assert "\n" not in text
+        assert len(text) < 200
 
 
 @pytest.mark.parametrize(
