@@ -17,27 +17,16 @@ SEED, CALLS = 12, 100
 @pytest.mark.worker
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_no_call_is_lost_and_all_callers_get_one_outcome(tmp_path: Path) -> None:
-    verdict = runner.run(RunSpec(SEED, OURS.name, CALLS), tmp_path)
+@pytest.mark.parametrize("transaction", [False, pytest.param(True, marks=pytest.mark.postgresql)])
+def test_no_call_is_lost_and_all_callers_get_one_outcome(transaction: bool, tmp_path: Path) -> None:
+    verdict = runner.run(RunSpec(SEED, OURS.name, CALLS, transaction=transaction), tmp_path)
 
     assert verdict.keeps_promises, verdict
     assert verdict.calls >= CALLS
-    assert verdict.orders <= verdict.executions
     assert verdict.faults >= 2
-    assert {"begin", "settle", "queue"} <= set(verdict.late)
-
-
-@pytest.mark.worker
-@pytest.mark.postgresql
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_no_effect_in_a_database_is_duplicated(tmp_path: Path) -> None:
-    spec = RunSpec(SEED, OURS.name, CALLS, transaction=True)
-
-    verdict = runner.run(spec, tmp_path)
-
-    assert verdict.keeps_promises, verdict
-    assert verdict.transaction
-    assert not verdict.duplicates
-    assert verdict.calls >= CALLS
-    assert verdict.faults >= 2
+    assert verdict.transaction is transaction
+    if transaction:
+        assert not verdict.duplicates, "effects in a database"
+    else:
+        assert verdict.orders <= verdict.executions
+        assert {"begin", "settle", "queue"} <= set(verdict.late)

@@ -359,9 +359,7 @@ class Clock:
     def __init__(self, directory: Path) -> None:
         library = find_faketime()
         if library is None:
-            raise ServerError(
-                "A server with its own clock needs libfaketime: apt-get install libfaketime."
-            )
+            raise ServerError("libfaketime is not installed: apt-get install libfaketime")
         self._file = directory / "clock"
         self._offset = 0.0
         self.step(0.0)

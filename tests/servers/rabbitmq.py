@@ -58,7 +58,10 @@ class RabbitMQ(Server):
 
     url: str
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self) -> None:
+        script = find_rabbitmq()
+        if script is None:
+            raise ServerError("RabbitMQ is not installed: apt-get install rabbitmq-server")
         ports = Ports(3)
         port, epmd_port, distribution_port = ports.numbers
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
@@ -81,10 +84,7 @@ class RabbitMQ(Server):
         Raises:
             ServerError: RabbitMQ is not installed, or no client could log in within 60 s.
         """
-        script = find_rabbitmq()
-        if script is None:
-            raise ServerError("RabbitMQ is not installed: apt-get install rabbitmq-server")
-        return cls(script)
+        return cls()
 
     def launch(self) -> None:
         """Starts the broker, and returns when a client can log in."""

@@ -68,9 +68,9 @@ class SQLServer(Server):
         super().__init__(ports, program)
 
     @classmethod
-    def start(cls) -> Any:
+    def start(cls, *args: Any) -> Any:
         """Starts a server and returns when a client can log in."""
-        return cls()
+        return cls(*args)
 
     def launch(self) -> None:
         """Starts the server's process, and waits until a client can log in."""
@@ -207,11 +207,6 @@ class PgBouncer(PostgreSQL):
     def __init__(self, server: PostgreSQL) -> None:
         self._server = server
         super().__init__()
-
-    @classmethod
-    def start(cls, server: PostgreSQL) -> PgBouncer:
-        """Starts it and returns when a client can log in."""
-        return cls(server)
 
     def _initialize(self) -> None:
         self._configuration.write_text(
