@@ -14,7 +14,6 @@ from celery.result import AsyncResult
 from kombu.compression import compress, encoders
 
 from celery_idempotent.core.payload import value_codec
-from celery_idempotent.core.payload.codec import NOT_STORED
 from celery_idempotent.core.record import Payload, State
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.settings import Settings
@@ -174,11 +173,6 @@ def test_an_unserializable_value_leaves_the_reason(value: Any, serializer: str, 
     assert str(caught.value).endswith(
         f"not stored: idempotency_serializer {serializer!r} cannot serialize the type {found}"
     )
-
-
-def test_a_value_that_is_not_to_be_stored_leaves_the_reason() -> None:
-    with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
-        decode(Payload("", NOT_STORED))
 
 
 def test_a_content_type_that_the_app_does_not_accept_is_not_decoded() -> None:

@@ -89,13 +89,6 @@ def test_nothing_is_published_with_a_misspelt_option(shop: Shop, publish: str, n
     assert shop.published() == []
 
 
-@pytest.mark.parametrize("name", ["idem", "identity"])
-def test_another_name_is_an_option_of_celery(shop: Shop, name: str) -> None:
-    shop.charge.apply_async((1,), **{name: "x"})
-
-    assert len(shop.published()) == 1
-
-
 def test_an_invalid_key_of_a_signature_is_rejected_when_it_is_published(shop: Shop) -> None:
     derived = shop.charge.idempotency_key_of(1)
     for key, reason in (("", "must be"), (("acme", None), "must be"), (derived, "is a Key, ")):
@@ -120,7 +113,7 @@ def test_a_retry_takes_no_option_of_this_package(shop: Shop, options: dict[str, 
 def test_options_of_celery_and_kombu_are_accepted(shop: Shop) -> None:
     options = {
         "priority": 3, "countdown": 1, "shadow": "x",
-        "message_id": "an id", "app_id": "shop", "idle": 5, "identity": "me",
+        "message_id": "an id", "app_id": "shop", "idle": 5, "identity": "me", "idem": "x",
     }  # fmt: skip
 
     shop.charge.apply_async((1,), idempotency_key="req-7", **options)
