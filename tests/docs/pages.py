@@ -113,9 +113,7 @@ def missing_lines(printed: list[str], output: str) -> list[str]:
     Ids, numbers and times may differ; a line of the output may have more at its beginning and end.
     """
     lines = iter(output.splitlines())
-    return [
-        line for line in printed if not any(_pattern(line).search(candidate) for candidate in lines)
-    ]
+    return [line for line in printed if not any(_pattern(line).search(each) for each in lines)]
 
 
 def _pattern(line: str) -> re.Pattern[str]:

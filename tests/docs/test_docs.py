@@ -8,13 +8,24 @@ import re
 import textwrap
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery.utils.dispatch import Signal
 
-from celery_idempotent import signals
-from celery_idempotent.settings import APP_OPTIONS, OPTIONS, Settings
-from tests.docs.pages import PACKAGE, README, ROOT, anchors, each_page, prose, python_blocks
+from celery_idempotent import TASK_ID, signals
+from celery_idempotent.settings import APP_OPTIONS, OPTIONS, PREFIX, Settings
+from tests.docs.pages import (
+    PACKAGE,
+    README,
+    ROOT,
+    anchors,
+    each_page,
+    prose,
+    python_blocks,
+    section,
+)
+from tests.unit.conftest import celery, settings_of
 
 #: Pages that name files of this repository in backticks.
 PAGES_WITH_PATHS = [ROOT / "docs/contributing/architecture.md", ROOT / "CONTRIBUTING.md"]
@@ -36,9 +47,7 @@ def test_links_lead_to_existing_files_and_titles(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES_WITH_PATHS, ids=lambda page: page.name)
 def test_named_files_exist(page: Path) -> None:
     names = re.findall(r"`([\w./]+(?:/|\.(?:py|lua|md|txt|toml)))`", prose(page))
-    missing = [
-        name for name in names if not any((base / name).exists() for base in (PACKAGE, ROOT))
-    ]
+    missing = [n for n in names if not any((base / n).exists() for base in (PACKAGE, ROOT))]
     assert names
     assert not missing
 
@@ -82,6 +91,22 @@ def test_documented_defaults_are_those_of_the_settings() -> None:
         value = documented.get(f"idempotency_{option.name}")
         if value is not None:
             assert ast.literal_eval(value) == option.default, option.name
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "number", "others"),
+    [
+        (README, "Choosing a mode", 4, {}),
+        (ROOT / "docs/modes.md", "One at a time", 3, {"idempotency_until": "finished"}),
+    ],
+)
+def test_modes_are_options(page: Path, title: str, number: int, others: dict[str, Any]) -> None:
+    modes = re.findall(r"^\| .* \| `(idempotency_[^`]+)`", section(prose(page), title), re.M)
+    assert len(modes) == number
+    for mode in modes:
+        options = others | eval(f"dict({mode})", {"TASK_ID": TASK_ID})
+        chosen = settings_of(celery(), **options)
+        assert {name: getattr(chosen, name.removeprefix(PREFIX)) for name in options} == options
 
 
 def test_every_signal_is_documented_with_its_arguments() -> None:

@@ -28,9 +28,7 @@ from tests.unit.payload.encoding import (
 
 class TestOffloadStorage:
     def test_that_is_not_configured_is_an_error(self) -> None:
-        payload = encode(
-            "x" * 1000, max_size=100, codec=make_codec(offload_storage=MemoryStorage())
-        )
+        payload = encode("x" * 99, max_size=9, codec=make_codec(offload_storage=MemoryStorage()))
 
         with pytest.raises(ResultNotStoredError, match="has no idempotency_offload_backend"):
             decode(payload)

@@ -151,9 +151,7 @@ class TestSentinels:
         assert "SSL" in client.connection_pool.connection_class.__name__
 
     def test_without_a_master_name_are_an_error(self) -> None:
-        with pytest.raises(
-            SettingsError, match="idempotency_redis_options must have the 'master_n"
-        ):
+        with pytest.raises(SettingsError, match="idempotency_redis_options must have the 'maste"):
             connect(StoreConfig(url=self.URL))
 
     @pytest.mark.parametrize("url", ["sentinel://one:port", "sentinel://one:1/secret"])

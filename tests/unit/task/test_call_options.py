@@ -25,9 +25,7 @@ class Shop:
 
     def __init__(self) -> None:
         self.app = Celery("shop", broker="memory://", set_as_current=False)
-        self.app.conf.update(
-            task_default_queue=uuid(), idempotency_redis_url="redis://localhost:1/0"
-        )
+        self.app.conf.update(task_default_queue=uuid(), idempotency_redis_url="redis://nowhere:1")
 
         def charge(order: Any, amount: int = 0) -> None: ...
 
