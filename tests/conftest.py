@@ -40,19 +40,16 @@ SLOW_FOLDERS = {
 }
 
 
-#: For each mark: how to find its prerequisite, and the message if that is missing.
-PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
-    "browser": (
-        find_chromium,
-        "Chromium is not installed: apt-get install chromium-headless-shell",
-    ),
-    "clock": (find_faketime, "libfaketime is not installed: apt-get install libfaketime"),
-    "prometheus": (find_promtool, "Prometheus is not installed: apt-get install prometheus"),
-    "rabbitmq": (find_rabbitmq, "RabbitMQ is not installed: apt-get install rabbitmq-server"),
-    "mariadb": (find_mariadb, "MariaDB is not installed: apt-get install mariadb-server"),
-    "pgbouncer": (find_pgbouncer, "PgBouncer is not installed: apt-get install pgbouncer"),
-    "postgresql": (find_postgres, "PostgreSQL is not installed: apt-get install postgresql"),
-    "tls": (find_tls_servers, "no Redis with TLS is installed: apt-get install redis-server"),
+#: For each mark: how to find its prerequisite, its name, and Debian's package of it.
+PREREQUISITES: dict[str, tuple[Callable[[], object], str, str]] = {
+    "browser": (find_chromium, "Chromium", "chromium-headless-shell"),
+    "clock": (find_faketime, "libfaketime", "libfaketime"),
+    "prometheus": (find_promtool, "Prometheus", "prometheus"),
+    "rabbitmq": (find_rabbitmq, "RabbitMQ", "rabbitmq-server"),
+    "mariadb": (find_mariadb, "MariaDB", "mariadb-server"),
+    "pgbouncer": (find_pgbouncer, "PgBouncer", "pgbouncer"),
+    "postgresql": (find_postgres, "PostgreSQL", "postgresql"),
+    "tls": (find_tls_servers, "a Redis with TLS", "redis-server"),
 }
 
 
@@ -119,8 +116,9 @@ def _when_to_run(item: pytest.Item) -> tuple[bool, bool]:
 @pytest.hookimpl(tryfirst=True)  # before the test's fixtures start a server
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips a test whose prerequisite is missing; in CI, fails it."""
-    for mark, (find, message) in PREREQUISITES.items():
+    for mark, (find, name, package) in PREREQUISITES.items():
         if item.get_closest_marker(mark) and not find():
+            message = f"{name} is not installed: apt-get install {package}"
             if os.environ.get("CI") == "true":
                 pytest.fail(message)
             pytest.skip(message)

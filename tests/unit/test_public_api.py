@@ -120,9 +120,8 @@ def _public_attributes(cls: type) -> set[str]:
     names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.startswith("celery_idempotent"):
-            names |= {name for name in vars(base) if not name.startswith("_")}
-            names |= {name for name in getattr(base, "__slots__", ()) if not name.startswith("_")}
-    return names
+            names |= {*vars(base), *getattr(base, "__slots__", ())}
+    return {name for name in names if not name.startswith("_")}
 
 
 def _signature(value: Any) -> str:

@@ -27,24 +27,22 @@ async def async_generator(order_id: Any) -> AsyncIterator[Any]:
     yield order_id
 
 
+def django(namespace: str | None = "CELERY", **settings: Any) -> Celery:
+    """Returns an app that reads its settings from those of a Django project."""
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(SimpleNamespace(**settings), namespace=namespace)
+    return app
+
+
 class TestSourcesOfOptions:
     def test_defaults(self) -> None:
         assert settings_of(celery()) == Settings(serializer="json")
 
     def test_django_settings(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.config_from_object(
-            SimpleNamespace(
-                CELERY_IDEMPOTENCY_LEASE=7,
-                CELERY_IDEMPOTENCY_ON_CONFLICT="raise",
-                CELERY_TASK_SERIALIZER="json",
-                SECRET_KEY="secret",
-                INSTALLED_APPS=[],
-            ),
-            namespace="CELERY",
-        )
+        options = {"CELERY_IDEMPOTENCY_LEASE": 7, "CELERY_IDEMPOTENCY_ON_CONFLICT": "raise"}
+        others = {"CELERY_TASK_SERIALIZER": "json", "SECRET_KEY": "secret", "INSTALLED_APPS": []}
 
-        settings = settings_of(app)
+        settings = settings_of(django(**options, **others))
 
         assert (settings.lease, settings.on_conflict) == (7, "raise")
 
@@ -163,21 +161,14 @@ class TestInvalidOptions:
         ],
     )
     def test_a_django_setting(self, setting: str, namespace: str | None, expected: str) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.config_from_object(SimpleNamespace(**{setting: 7}), namespace=namespace)
-
-        assert expected in error_of(app)
+        assert expected in error_of(django(namespace, **{setting: 7}))
 
     def test_a_django_setting_of_another_library_is_accepted(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.config_from_object(
-            SimpleNamespace(
-                IDEMPOTENCY_HEADER_NAME="Idempotency-Key",
-                IDEMPOTENCY_KEY={},
-                IDEMPOTENCY_REDIS_URL="redis://",
-                CELERY_IDEMPOTENCY_LEASE=7,
-            ),
-            namespace="CELERY",
+        app = django(
+            IDEMPOTENCY_HEADER_NAME="Idempotency-Key",
+            IDEMPOTENCY_KEY={},
+            IDEMPOTENCY_REDIS_URL="redis://",
+            CELERY_IDEMPOTENCY_LEASE=7,
         )
 
         assert settings_of(app).lease == 7
