@@ -57,7 +57,7 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str, str]] = {
 EXHAUSTIVE = {"browser", "rabbitmq"}
 
 
-def exhaustive_except(names: Iterable[str], *kept: str) -> list[Any]:
+def exhaustive_except(names: Iterable[Any], *kept: Any) -> list[Any]:
     """Returns `names` as parameters; those that are not in `kept` are marked exhaustive."""
     return [
         name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive) for name in names

@@ -1,21 +1,16 @@
-"""An engine for each test.
-
-Also functions, blocks and steps that are the same for blocking code and for coroutines, and values
-to return.
-"""
+"""An engine for each test, and calls that are the same for blocking code and for coroutines."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
 
-from celery_idempotent import Decision, Idempotency, State
-from celery_idempotent.core.key.rule import KeyRule
+from celery_idempotent import Decision, Idempotency, IdempotencyError, State
 from celery_idempotent.core.store import commands, run_sync
 from tests.servers.redis_server import RedisServer
 
@@ -33,48 +28,6 @@ def abandon(idem: Idempotency, key: str) -> None:
 
 def decisions(entries: Iterable[Any]) -> list[Decision]:
     return [entry.decision for entry in entries]
-
-
-class Shop:
-    """Makes idempotent functions of a kind, ``blocking`` or ``async``; calls of both block."""
-
-    def __init__(self, idem: Idempotency, run: Run, kind: str) -> None:
-        self.idem = idem
-        self.kind = kind
-        #: The orders whose function has run.
-        self.runs: list[Any] = []
-        self._run = run
-
-    def idempotent(self, body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """Returns an idempotent function that runs `body`."""
-        options = {"key": "order:{order}", "name": "shop.charge", **options}
-        if self.kind == "blocking":
-
-            def charge(order: str, amount: int = 0) -> Any:
-                self.runs.append(order)
-                return body(order)
-
-            return self.idem.idempotent(**options)(charge)
-
-        async def acharge(order: str, amount: int = 0) -> Any:
-            self.runs.append(order)
-            await asyncio.sleep(0)
-            return body(order)
-
-        call = self.idem.idempotent(**options)(acharge)
-        return lambda *args, **kwargs: self._run(call(*args, **kwargs))
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Runs `coroutine` in an event loop of its own."""
-        return self._run(coroutine)
-
-    def state(self, order: str) -> State | None:
-        """Returns the state of the order's record."""
-        signature = inspect.signature(lambda order, amount=0: None)
-        rule = KeyRule("shop.charge", "order:{order}", signature, lambda *arguments: arguments)
-        key = rule.derive((order,), {})
-        record = run_sync(self.idem.executor.store.get(key))
-        return record and record.state
 
 
 class Money:
@@ -106,64 +59,97 @@ def same(one: Any, other: Any) -> bool:
 
 
 class Calls:
-    """Calls functions, blocks and steps of a kind, ``blocking`` or ``async``; all calls block."""
+    """Calls of a kind, ``blocking`` or ``async``, of functions, blocks, steps and batches.
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    All of them block.
+    """
+
+    def __init__(self, kind: str, idem: Idempotency) -> None:
+        self.kind, self.idem = kind, idem
+        #: The orders whose function has run.
+        self.runs: list[str] = []
         self._loop = asyncio.new_event_loop()
 
-    def close(self, idem: Idempotency) -> None:
-        """Closes the connections of `idem` and the event loop."""
-        idem.close()
+    def close(self) -> None:
+        """Closes the connections and the event loop."""
+        self.idem.close()
         if not self._loop.is_closed():
-            self._loop.run_until_complete(idem.aclose())
+            self.run(self.idem.aclose())
             self._loop.close()
 
-    def function(
-        self, idem: Idempotency, body: Callable[[str], Any], **options: Any
-    ) -> Callable[[str], Any]:
-        """Returns an idempotent function that returns what `body` returns."""
-        options = {"name": "shop.charge", "key": "{order}", **options}
-        if self._kind == "blocking":
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(coroutine)
 
-            def charge(order: str) -> Any:
+    def states(self) -> list[State]:
+        """Returns the states of all records."""
+        return [record.state for record in self.idem.records()]
+
+    def function(self, body: Callable[[str], Any], **options: Any) -> Callable[..., Any]:
+        """Returns an idempotent function that returns what `body` returns."""
+        decorate = self.idem.idempotent(**{"key": "{order}", "name": "shop.charge", **options})
+        if self.kind == "blocking":
+
+            @decorate
+            def charge(order: str, amount: int = 0) -> Any:
+                self.runs.append(order)
                 return body(order)
 
-            return idem.idempotent(**options)(charge)
+            return charge  # type: ignore[no-any-return]
 
-        async def acharge(order: str) -> Any:
+        @decorate
+        async def acharge(order: str, amount: int = 0) -> Any:
+            self.runs.append(order)
+            await asyncio.sleep(0)
             return body(order)
 
-        call = idem.idempotent(**options)(acharge)
-        return lambda order: self._loop.run_until_complete(call(order))
+        return lambda *args, **kwargs: self.run(acharge(*args, **kwargs))
 
-    def complete(self, idem: Idempotency, key: str, value: Any, **options: Any) -> Any:
+    def within(self, context: Any, use: Callable[[Any], Any]) -> Any:
+        """Returns what `use` returns, inside the block, for what the block yields."""
+        if self.kind == "blocking":
+            with context as entered:
+                return use(entered)
+
+        async def enter() -> Any:
+            async with context as entered:
+                value = use(entered)
+                return await value if inspect.isawaitable(value) else value
+
+        return self.run(enter())
+
+    def complete(self, key: str, value: Any, **options: Any) -> Any:
         """Returns what ``complete(value)`` of a block returns, or what the block replays."""
 
-        async def acomplete() -> Any:
-            async with idem.execution(key, **options) as execution:
-                if execution.decision is Decision.REPLAY:
-                    return execution.replay
-                return await execution.complete(value)
+        def use(execution: Any) -> Any:
+            is_done = execution.decision is Decision.REPLAY
+            return execution.replay if is_done else execution.complete(value)
 
-        if self._kind == "async":
-            return self._loop.run_until_complete(acomplete())
-        with idem.execution(key, **options) as execution:
-            if execution.decision is Decision.REPLAY:
-                return execution.replay
-            return execution.complete(value)
+        return self.within(self.idem.execution(key, **options), use)
 
-    def step(self, idem: Idempotency, key: str, body: Callable[[], Any], **options: Any) -> Any:
+    def step(self, key: str, body: Callable[[], Any], **options: Any) -> Any:
         """Returns what a step returns, in a block that does not complete."""
+        block = self.idem.execution(key, **options)
+        return self.within(block, lambda execution: execution.step("book", body))
 
-        async def astep() -> Any:
-            async with idem.execution(key, **options) as execution:
-                return await execution.step("book", body)
+    def batch(self, keys: Sequence[Any], fingerprints: Sequence[Any] | None = None) -> Any:
+        """Begins the keys."""
+        if self.kind == "blocking":
+            return self.idem.begin_many(keys, fingerprints)
+        return self.run(self.idem.abegin_many(keys, fingerprints))
 
-        if self._kind == "async":
-            return self._loop.run_until_complete(astep())
-        with idem.execution(key, **options) as execution:
-            return execution.step("book", body)
+    def use_batch(
+        self,
+        keys: Sequence[Any],
+        fingerprints: Sequence[Any] | None = None,
+        values: dict[Any, Any] | None = None,
+    ) -> tuple[list[Any], dict[Any, IdempotencyError]]:
+        """Begins the keys, completes those of `values` or all, and releases the others.
+
+        Returns:
+            The entries, and what complete_many returned.
+        """
+        batch = self.batch(keys, fingerprints)
+        return list(batch), self.within(batch, lambda batch: batch.complete_many(values))
 
 
 #: Seconds. On a busy machine a process may be paused for so long that its lease expires.
@@ -178,12 +164,7 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
 
 
 @pytest.fixture(params=["blocking", "async"])
-def shop(request: pytest.FixtureRequest, idem: Idempotency, run: Run) -> Shop:
-    return Shop(idem, run, request.param)
-
-
-@pytest.fixture(params=["blocking", "async"])
 def calls(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Calls]:
-    calls = Calls(request.param)
+    calls = Calls(request.param, idem)
     yield calls
-    calls.close(idem)
+    calls.close()

@@ -17,6 +17,7 @@ from celery_idempotent import Idempotency, Record, State
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.store import scripts, tracking
 from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
+from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually_async
@@ -94,21 +95,13 @@ async def cancel_by_asyncio_timeout(call: Call, due: Awaitable[Any]) -> None:
     assert not task.cancelling()
 
 
-WAYS = [
-    cancel_once,
-    cancel_at_each_turn,
-    pytest.param(cancel_by_anyio_timeout, marks=pytest.mark.exhaustive),
-    pytest.param(cancel_by_task_group, marks=pytest.mark.exhaustive),
-    pytest.param(
-        cancel_by_asyncio_timeout,
-        marks=[
-            pytest.mark.exhaustive,
-            pytest.mark.skipif(
-                sys.version_info < (3, 11), reason="asyncio.timeout requires Python 3.11"
-            ),
-        ],
-    ),
-]
+WAYS = exhaustive_except(
+    [
+        *(cancel_once, cancel_at_each_turn, cancel_by_anyio_timeout, cancel_by_task_group),
+        *([cancel_by_asyncio_timeout] if sys.version_info >= (3, 11) else []),
+    ],
+    *(cancel_once, cancel_at_each_turn),
+)
 
 
 class RecordHarness:
@@ -356,9 +349,7 @@ def test_a_cancelled_call_does_not_wait_for_a_frozen_store(key: str, way: Any) -
         asyncio.run(cancel(server))
 
 
-def test_the_end_of_the_loop_waits_for_the_release_by_a_cancelled_call(
-    harness: RecordHarness,
-) -> None:
+def test_the_end_of_the_loop_waits_for_a_cancelled_call(harness: RecordHarness) -> None:
     async def cancel() -> None:
         await warm_up(harness)
         await cancel_by_anyio_timeout(*moment(harness, "beginning"))

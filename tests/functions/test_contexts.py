@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Any
@@ -26,7 +25,7 @@ from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.functions.block import BlockExecution
-from tests.functions.conftest import Run, abandon
+from tests.functions.conftest import abandon
 
 
 class Blocking:
@@ -45,11 +44,21 @@ class Blocking:
         return self._execution.step(*args)
 
 
+pytestmark = pytest.mark.anyio
+
 OpenContext = Callable[..., Any]
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Runs coroutine functions with asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture(params=["with", "async with"])
-def open_context(request: pytest.FixtureRequest, idem: Idempotency) -> OpenContext:
+async def open_context(
+    request: pytest.FixtureRequest, idem: Idempotency
+) -> AsyncIterator[OpenContext]:
     """Opens ``with idem.execution(key)`` or ``async with idem.execution(key)``."""
 
     @asynccontextmanager
@@ -61,7 +70,8 @@ def open_context(request: pytest.FixtureRequest, idem: Idempotency) -> OpenConte
             async with engine.execution(key, **options) as async_execution:
                 yield async_execution
 
-    return open_execution
+    yield open_execution
+    await idem.aclose()
 
 
 def state(idem: Idempotency, key: str) -> State | None:
@@ -73,27 +83,24 @@ def no_lease_is_held() -> bool:
     return not heartbeat.held() and not asyncio_heartbeat().held()
 
 
-def test_the_first_block_runs_and_the_second_replays(
-    open_context: OpenContext, idem: Idempotency, run: Run, key: str
+async def test_the_first_block_runs_and_the_second_replays(
+    open_context: OpenContext, idem: Idempotency, key: str
 ) -> None:
-    async def use_context() -> None:
-        async with open_context(key) as first:
-            assert first.decision is Decision.RUN
-            assert (first.token > 0, first.attempt, first.recovered) == (True, 1, False)
-            first.check()
-            assert idem.current.token == first.token
-            assert await first.complete("charged") == "charged"
-            with pytest.raises(IdempotencyError, match="already completed"):
-                await first.complete("again")
-        assert idem.current.token == 0
-        async with open_context(key) as second:
-            assert second.decision is Decision.REPLAY
-            assert second.replay == "charged"
-            with pytest.raises(IdempotencyError, match="not to be run: the decision is REPLAY"):
-                await second.complete("again")
-        assert no_lease_is_held()
-
-    run(use_context())
+    async with open_context(key) as first:
+        assert first.decision is Decision.RUN
+        assert (first.token > 0, first.attempt, first.recovered) == (True, 1, False)
+        first.check()
+        assert idem.current.token == first.token
+        assert await first.complete("charged") == "charged"
+        with pytest.raises(IdempotencyError, match="already completed"):
+            await first.complete("again")
+    assert idem.current.token == 0
+    async with open_context(key) as second:
+        assert second.decision is Decision.REPLAY
+        assert second.replay == "charged"
+        with pytest.raises(IdempotencyError, match="not to be run: the decision is REPLAY"):
+            await second.complete("again")
+    assert no_lease_is_held()
 
 
 @pytest.mark.parametrize("line", [1, 2])
@@ -123,106 +130,87 @@ def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str,
 
 
 @pytest.mark.parametrize("options", [{"wait_timeout": 0}, {"on_conflict": "raise"}], ids=repr)
-def test_a_held_key_is_a_conflict(
-    open_context: OpenContext, run: Run, key: str, options: dict[str, Any]
+async def test_a_held_key_is_a_conflict(
+    open_context: OpenContext, key: str, options: dict[str, Any]
 ) -> None:
-    async def use_context() -> None:
-        async with open_context(key) as first:
-            async with open_context(key, **options) as second:
-                assert second.decision is Decision.CONFLICT
-                assert "is held by" in str(second.conflict)
-                with pytest.raises(IdempotencyError, match="has no outcome"):
-                    _ = second.replay
-            first.check()
-
-    run(use_context())
-
-
-def test_a_block_that_does_not_complete_releases_its_key(
-    open_context: OpenContext, idem: Idempotency, run: Run, key: str
-) -> None:
-    async def use_context() -> None:
-        async with open_context(key):
-            pass
-        assert state(idem, key) is None
-        with pytest.raises(ValueError, match="declined"):
-            async with open_context(key):
-                raise ValueError("declined")
-        assert state(idem, key) is None
-        assert no_lease_is_held()
-
-    run(use_context())
-
-
-def test_an_error_of_replay_errors_is_the_outcome(
-    open_context: OpenContext, run: Run, key: str
-) -> None:
-    async def use_context() -> None:
-        with pytest.raises(ValueError, match="declined"):
-            async with open_context(key, replay_errors=(ValueError,)):
-                raise ValueError("declined")
-        async with open_context(key) as second:
-            assert second.decision is Decision.REPLAY
-            with pytest.raises(ValueError, match="declined"):
+    async with open_context(key) as first:
+        async with open_context(key, **options) as second:
+            assert second.decision is Decision.CONFLICT
+            assert "is held by" in str(second.conflict)
+            with pytest.raises(IdempotencyError, match="has no outcome"):
                 _ = second.replay
+        first.check()
 
-    run(use_context())
+
+async def test_a_block_that_does_not_complete_releases_its_key(
+    open_context: OpenContext, idem: Idempotency, key: str
+) -> None:
+    async with open_context(key):
+        pass
+    assert state(idem, key) is None
+    with pytest.raises(ValueError, match="declined"):
+        async with open_context(key):
+            raise ValueError("declined")
+    assert state(idem, key) is None
+    assert no_lease_is_held()
 
 
-def test_another_fingerprint_is_rejected(open_context: OpenContext, run: Run, key: str) -> None:
-    async def use_context() -> None:
-        async with open_context(key, fingerprint={"amount": 1}) as first:
-            await first.complete()
-        async with open_context(key, fingerprint={"amount": 1}) as again:
-            assert again.decision is Decision.REPLAY
-        with pytest.raises(KeyReusedError):
-            async with open_context(key, fingerprint={"amount": 2}):
-                pytest.fail("unreachable")
+async def test_an_error_to_replay_is_the_outcome(open_context: OpenContext, key: str) -> None:
+    with pytest.raises(ValueError, match="declined"):
+        async with open_context(key, replay_errors=(ValueError,)):
+            raise ValueError("declined")
+    async with open_context(key) as second:
+        assert second.decision is Decision.REPLAY
+        with pytest.raises(ValueError, match="declined"):
+            _ = second.replay
 
-    run(use_context())
+
+async def test_another_fingerprint_is_rejected(open_context: OpenContext, key: str) -> None:
+    async with open_context(key, fingerprint={"amount": 1}) as first:
+        await first.complete()
+    async with open_context(key, fingerprint={"amount": 1}) as again:
+        assert again.decision is Decision.REPLAY
+    with pytest.raises(KeyReusedError):
+        async with open_context(key, fingerprint={"amount": 2}):
+            pytest.fail("unreachable")
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["it runs", "it has completed"])
-def test_a_completion_after_a_takeover_is_rejected(
-    open_context: OpenContext, idem: Idempotency, run: Run, key: str, is_done: bool
+async def test_a_completion_after_a_takeover_is_rejected(
+    open_context: OpenContext, idem: Idempotency, key: str, is_done: bool
 ) -> None:
-    async def use_context() -> None:
-        async with open_context(key) as late:
-            abandon(idem, key)
-            async with open_context(key) as successor:
-                assert successor.recovered
-                assert successor.token > late.token
-                if not is_done:
-                    with pytest.raises(LeaseLostError):
-                        await late.complete("late")
-                await successor.complete("the successor's")
-                if is_done:
-                    assert await late.complete("late") == "the successor's"
-        async with open_context(key) as third:
-            assert third.replay == "the successor's"
-
-    run(use_context())
+    async with open_context(key) as late:
+        abandon(idem, key)
+        async with open_context(key) as successor:
+            assert successor.recovered
+            assert successor.token > late.token
+            if not is_done:
+                with pytest.raises(LeaseLostError):
+                    await late.complete("late")
+            await successor.complete("the successor's")
+            if is_done:
+                assert await late.complete("late") == "the successor's"
+    async with open_context(key) as third:
+        assert third.replay == "the successor's"
 
 
-def test_finished_steps_are_not_repeated(open_context: OpenContext, run: Run, key: str) -> None:
+async def test_finished_steps_are_not_repeated(open_context: OpenContext, key: str) -> None:
     done = []
 
     def reserve() -> Any:
         done.append("reserve")
         return ("r-1", {2: 3})
 
-    async def use_context() -> None:
-        for _ in range(2):
-            async with open_context(key) as execution:  # without completing
-                assert await execution.step("reserve", reserve) == ["r-1", {"2": 3}]
+    for _ in range(2):
+        async with open_context(key) as execution:  # without completing
+            assert await execution.step("reserve", reserve) == ["r-1", {"2": 3}]
 
-    run(use_context())
     assert done == ["reserve"]
 
 
 @pytest.mark.filterwarnings("error")
-def test_steps_with_one_name_or_without_an_end_are_refused(
-    open_context: OpenContext, run: Run, key: str
+async def test_steps_with_one_name_or_without_an_end_are_refused(
+    open_context: OpenContext, key: str
 ) -> None:
     async def reserve() -> str:
         return "r-1"
@@ -230,39 +218,33 @@ def test_steps_with_one_name_or_without_an_end_are_refused(
     def reserve_lazily() -> Any:
         yield "r-1"
 
-    async def use_context() -> None:
-        async with open_context(key) as execution:
-            assert await execution.step("a", int) == 0
-            with pytest.raises(IdempotencyError, match="step 'a' has run before"):
-                await execution.step("a", int)
-            for func in (reserve_lazily, lambda: reserve_lazily()):
-                with pytest.raises(SettingsError, match="step 'b' returned a generator, whose"):
-                    await execution.step("b", func)
-            if isinstance(execution, Blocking):
-                with pytest.raises(SettingsError, match="step 'b' returned a coroutine, whose"):
-                    await execution.step("b", reserve)
-            else:
-                assert await execution.step("b", reserve) == "r-1"
-
-    run(use_context())
+    async with open_context(key) as execution:
+        assert await execution.step("a", int) == 0
+        with pytest.raises(IdempotencyError, match="step 'a' has run before"):
+            await execution.step("a", int)
+        for func in (reserve_lazily, lambda: reserve_lazily()):
+            with pytest.raises(SettingsError, match="step 'b' returned a generator, whose"):
+                await execution.step("b", func)
+        if isinstance(execution, Blocking):
+            with pytest.raises(SettingsError, match="step 'b' returned a coroutine, whose"):
+                await execution.step("b", reserve)
+        else:
+            assert await execution.step("b", reserve) == "r-1"
 
 
-def test_on_store_error_applies_to_blocks(open_context: OpenContext) -> None:
+async def test_on_store_error_applies_to_blocks(open_context: OpenContext) -> None:
     unavailable = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
 
-    async def use_context() -> None:
-        with pytest.raises(StoreUnavailableError):
-            async with open_context("k", unavailable):
-                pytest.fail("unreachable")
-        async with open_context("k", unavailable, on_store_error="run") as execution:
-            assert (execution.decision, execution.protected) == (Decision.RUN, False)
-            assert await execution.complete(1) == 1
-
-    asyncio.run(use_context())
+    with pytest.raises(StoreUnavailableError):
+        async with open_context("k", unavailable):
+            pytest.fail("unreachable")
+    async with open_context("k", unavailable, on_store_error="run") as execution:
+        assert (execution.decision, execution.protected) == (Decision.RUN, False)
+        assert await execution.complete(1) == 1
 
 
-def test_signals_are_sent(
-    open_context: OpenContext, idem: Idempotency, run: Run, key: str, restored_receivers: None
+async def test_signals_are_sent(
+    open_context: OpenContext, idem: Idempotency, key: str, restored_receivers: None
 ) -> None:
     received = []
 
@@ -273,11 +255,9 @@ def test_signals_are_sent(
     for signal in expected:
         signal.connect(receive, weak=False)
 
-    async def use_context() -> None:
-        for _ in range(2):
-            async with open_context(key) as execution:
-                if execution.decision is Decision.RUN:
-                    await execution.complete()
+    for _ in range(2):
+        async with open_context(key) as execution:
+            if execution.decision is Decision.RUN:
+                await execution.complete()
 
-    run(use_context())
     assert received == [(signal, True) for signal in expected]

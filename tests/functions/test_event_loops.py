@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.waiting import POLL_INTERVAL, SOON, eventually
 LOOPS = 300
 
 Charge = Callable[[int], Any]
+Bounded = Callable[[int], None]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def timer_renewers() -> int:
 
 
 @pytest.fixture
-def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
+def bounded(client: redis.Redis) -> Iterator[Bounded]:
     """Checks that at most `more` additional files and connections are open.
 
     It does not run the garbage collector first.
@@ -97,6 +97,7 @@ def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
     assert timer_renewers() - renewers <= 3  # other tests may have left some
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "run",
     [
@@ -106,49 +107,47 @@ def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
     ],
 )
 def test_a_loop_that_is_shut_down_leaves_no_connections(
-    charge: Charge, bounded: Callable[[int], None], run: Callable[[Charge, int], None]
+    charge: Charge, bounded: Bounded, run: Callable[[Charge, int], None]
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for n in range(LOOPS):
-            run(charge, n)
+    for n in range(LOOPS):
+        run(charge, n)
     bounded(0)
 
 
 # On a busy machine a renewal may be running when the loop is closed, which Python reports.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
 @pytest.mark.exhaustive
 def test_a_loop_that_is_only_closed_leaves_few_connections(
-    charge: Charge, bounded: Callable[[int], None]
+    charge: Charge, bounded: Bounded
 ) -> None:
     gc.disable()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            for n in range(LOOPS):
-                by_closing(charge, n)
-                if n % 50 == 49:
-                    bounded(per_loop.MOST_CLOSED + 1)
-            gc.collect()
+        for n in range(LOOPS):
+            by_closing(charge, n)
+            if n % 50 == 49:
+                bounded(per_loop.MOST_CLOSED + 1)
+        gc.collect()
     finally:
         gc.enable()
 
 
 # On a busy machine a renewal may be running when the loop is closed, which Python reports.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
 def test_the_connections_of_a_dropped_loop_are_garbage_collected(
-    charge: Charge, bounded: Callable[[int], None]
+    charge: Charge, bounded: Bounded
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        for n in range(10):
-            by_dropping(charge, n)
-        gc.collect()
+    for n in range(10):
+        by_dropping(charge, n)
+    gc.collect()
     bounded(0)
 
 
 def test_loops_of_many_threads_leave_no_connections(
-    charge: Charge, idem: Idempotency, bounded: Callable[[int], None]
+    charge: Charge, idem: Idempotency, bounded: Bounded
 ) -> None:
     with ThreadPoolExecutor(20) as pool:
         barrier = threading.Barrier(20)
@@ -163,9 +162,7 @@ def test_loops_of_many_threads_leave_no_connections(
     bounded(0)
 
 
-def test_waiting_calls_leave_no_connections(
-    idem: Idempotency, bounded: Callable[[int], None]
-) -> None:
+def test_waiting_calls_leave_no_connections(idem: Idempotency, bounded: Bounded) -> None:
     async def use_engine(n: int) -> None:
         async with idem.execution(n) as first:
             waiting = asyncio.create_task(replay(n))
@@ -184,7 +181,7 @@ def test_waiting_calls_leave_no_connections(
 
 
 def test_an_engine_that_is_dropped_leaves_no_connections_in_a_running_loop(
-    server: RedisServer, key: str, bounded: Callable[[int], None]
+    server: RedisServer, key: str, bounded: Bounded
 ) -> None:
     async def use_engine() -> None:
         for n in range(20):
@@ -205,7 +202,7 @@ def test_an_engine_that_is_dropped_leaves_no_connections_in_a_running_loop(
 
 
 def test_aclose_closes_the_connections_of_the_running_loop(
-    idem: Idempotency, charge: Charge, bounded: Callable[[int], None]
+    idem: Idempotency, charge: Charge, bounded: Bounded
 ) -> None:
     async def use_engine() -> None:
         await idem.aclose()

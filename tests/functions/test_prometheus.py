@@ -30,9 +30,7 @@ def values(counter: Any) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_functions_and_blocks_are_counted_by_name(
-    idem: Idempotency, metrics: Metrics, key: str
-) -> None:
+def test_functions_and_blocks_are_counted(idem: Idempotency, metrics: Metrics, key: str) -> None:
     @idem.idempotent(name="shop.charge")
     def charge(order: str) -> str:
         return order
@@ -81,9 +79,7 @@ def test_refusals_are_counted_by_reason(idem: Idempotency, metrics: Metrics, key
     }
 
 
-def test_each_entry_of_a_batch_has_one_decision(
-    idem: Idempotency, metrics: Metrics, key: str
-) -> None:
+def test_each_entry_of_a_batch_is_counted(idem: Idempotency, metrics: Metrics, key: str) -> None:
     keys = [f"{key} {number}" for number in range(4)]
     with idem.execution(keys[0]) as execution:
         execution.complete()

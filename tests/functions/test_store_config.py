@@ -15,6 +15,7 @@ import redis.asyncio
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.errors import SettingsError
 from tests.conftest import exhaustive_except
+from tests.functions.conftest import Run
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
@@ -71,7 +72,7 @@ def test_blocking_functions_blocks_and_batches(idem: Idempotency) -> None:
 
 
 @pytest.mark.exhaustive
-def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
+def test_coroutine_functions_and_async_batches(idem: Idempotency, run: Run) -> None:
     runs = []
 
     @idem.idempotent(name="charge")
@@ -82,18 +83,15 @@ def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
         return order
 
     async def use_engine() -> None:
-        try:
-            results = await asyncio.gather(*(charge(order) for order in (1, 2, 3, 1, 2, 3)))
-            assert results == [1, 2, 3, 1, 2, 3]
-            async with await idem.abegin_many(BATCH) as batch:
-                assert {entry.decision for entry in batch} == {Decision.RUN}
-                assert await batch.complete_many(dict.fromkeys(BATCH, "done")) == {}
-            again = await idem.abegin_many(BATCH)
-            assert [entry.replay for entry in again] == ["done"] * len(BATCH)
-        finally:
-            await idem.aclose()
+        results = await asyncio.gather(*(charge(order) for order in (1, 2, 3, 1, 2, 3)))
+        assert results == [1, 2, 3, 1, 2, 3]
+        async with await idem.abegin_many(BATCH) as batch:
+            assert {entry.decision for entry in batch} == {Decision.RUN}
+            assert await batch.complete_many(dict.fromkeys(BATCH, "done")) == {}
+        again = await idem.abegin_many(BATCH)
+        assert [entry.replay for entry in again] == ["done"] * len(BATCH)
 
-    asyncio.run(use_engine())
+    run(use_engine())
     assert sorted(runs) == [1, 2, 3]
 
 
@@ -108,19 +106,15 @@ def test_wait_replicas_is_rejected_for_coroutines_on_a_cluster(cluster: ClusterS
 def gc_disabled() -> Iterator[None]:
     """Disables the garbage collector, so that leaked connections stay open."""
     gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.usefixtures("gc_disabled")
 @pytest.mark.parametrize(
     "kind", exhaustive_except(["single", "sentinels", "cluster"], "single", "cluster")
 )
-def test_close_closes_the_connections_to_every_node(
-    request: pytest.FixtureRequest, kind: str
-) -> None:
+def test_close_closes_connections_to_every_node(request: pytest.FixtureRequest, kind: str) -> None:
     servers = request.getfixturevalue(kind)
     nodes = [servers] if kind == "single" else list(servers.nodes)
     options: dict[str, Any] = {"client_name": (name := uuid4().hex)}
@@ -151,30 +145,28 @@ def test_close_closes_the_connections_to_every_node(
     asyncio.run(use_engine())
 
 
-def test_close_does_not_close_the_users_client() -> None:
-    with RedisServer.start() as server, server.client() as user_client:
-        client_id = user_client.client_id()
-        engine = Idempotency(user_client)
-        with engine.execution("key") as execution:
-            execution.complete(1)
+def test_the_users_client_is_not_closed(server: RedisServer, key: str) -> None:
+    user_client, async_client = server.client(), redis.asyncio.Redis.from_url(server.url)
+    engine, async_engine = (
+        Idempotency(client, key_prefix=key) for client in (user_client, async_client)
+    )
+    client_id = user_client.client_id()
+    with engine.execution("key") as execution:
+        execution.complete(1)
 
-        engine.close()
+    engine.close()
 
-        assert user_client.client_id() == client_id
+    assert user_client.client_id() == client_id
 
-
-def test_aclose_does_not_close_the_users_client() -> None:
-    async def use_engine(url: str) -> None:
-        user_client = redis.asyncio.Redis.from_url(url)
-        client_id = await user_client.client_id()
-        engine = Idempotency(user_client)
-        async with engine.execution("key") as execution:
+    async def use_engine() -> None:
+        client_id = await async_client.client_id()
+        async with async_engine.execution("another") as execution:
             await execution.complete(1)
 
-        await engine.aclose()
+        await async_engine.aclose()
 
-        assert await user_client.client_id() == client_id
-        await user_client.aclose()
+        assert await async_client.client_id() == client_id
+        await async_client.aclose()
 
-    with RedisServer.start() as server:
-        asyncio.run(use_engine(server.url))
+    asyncio.run(use_engine())
+    user_client.close()

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from celery_idempotent import Decision, Idempotency, ResultNotStoredError, State
-from celery_idempotent.core.store import run_sync
 from celery_idempotent.extensions.offload import OffloadStorage
 from tests.conftest import exhaustive_except
-from tests.functions.conftest import Calls, Money, Point, Shop, same
+from tests.functions.conftest import Calls, Money, Point, same
 from tests.servers.redis_server import RedisServer
 from tests.unit.payload.encoding import SERIALIZERS
 
@@ -41,9 +40,9 @@ from tests.unit.payload.encoding import SERIALIZERS
     ids=repr,
 )
 def test_the_value_is_what_the_serializer_makes_of_it(
-    calls: Calls, idem: Idempotency, key: str, value: Any, restored: Any
+    calls: Calls, key: str, value: Any, restored: Any
 ) -> None:
-    charge = calls.function(idem, lambda order: value)
+    charge = calls.function(lambda order: value)
 
     for result in (charge(key), charge(key)):
         assert same(result, value if restored is None else restored)
@@ -82,10 +81,10 @@ VALUES = st.recursive(
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_any_value_is_equal_or_refused(server: RedisServer, serializer: str, kind: str) -> None:
     idem = Idempotency(server.url, key_prefix=uuid4().hex, serializer=serializer)
-    calls = Calls(kind)
+    calls = Calls(kind, idem)
     returned: Any = None
     equal = refused = 0
-    charge = calls.function(idem, lambda order: returned)
+    charge = calls.function(lambda order: returned)
 
     @settings(
         max_examples=150,
@@ -112,7 +111,7 @@ def test_any_value_is_equal_or_refused(server: RedisServer, serializer: str, kin
     try:
         check()
     finally:
-        calls.close(idem)
+        calls.close()
     print(f"\n{serializer}, {kind}: {equal} equal, {refused} refused")
     assert equal > 20
     assert (refused > 0) is (serializer != "pickle")
@@ -135,8 +134,8 @@ def test_a_stored_value_is_restored_without_reading_it_back(
     if storage in ("offloaded", "all"):
         options |= {"offload_backend": f"file://{tmp_path}", "max_result_size": 20}
     app = Celery("shop", backend=server.url, set_as_current=False)
-    idem, calls = Idempotency(app, key_prefix=key, **options), Calls(kind)
-    charge = calls.function(idem, lambda order: ({1: order}, (2, 3)))
+    calls = Calls(kind, Idempotency(app, key_prefix=key, **options))
+    charge = calls.function(lambda order: ({1: order}, (2, 3)))
     reads: list[str] = []
     get = OffloadStorage.get
 
@@ -156,13 +155,11 @@ def test_a_stored_value_is_restored_without_reading_it_back(
     assert len(reads) == len(list(tmp_path.iterdir())) == (storage in ("offloaded", "all"))
     (name,) = client.scan_iter(f"{key}:*")
     assert (b"!json" in (client.get(name) or b"")) == (storage in ("encrypted", "all"))
-    calls.close(idem)
+    calls.close()
 
 
-def test_restoring_takes_no_round_trip(
-    calls: Calls, idem: Idempotency, client: Redis, key: str
-) -> None:
-    charge = calls.function(idem, lambda order: (1, 2))
+def test_restoring_takes_no_round_trip(calls: Calls, client: Redis, key: str) -> None:
+    charge = calls.function(lambda order: (1, 2))
     charge("warm")
 
     def executed() -> int:
@@ -175,11 +172,9 @@ def test_restoring_takes_no_round_trip(
     assert executed() - before == 2
 
 
-def test_the_first_caller_cannot_change_what_is_stored(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
+def test_the_first_caller_cannot_change_what_is_stored(calls: Calls, key: str) -> None:
     owned: list[Any] = [1, 2]
-    charge = calls.function(idem, lambda order: {"items": owned})
+    charge = calls.function(lambda order: {"items": owned})
 
     first = charge(key)
     first["items"].append("the caller's")
@@ -188,9 +183,9 @@ def test_the_first_caller_cannot_change_what_is_stored(
     assert charge(key) == {"items": [1, 2]}
 
 
-def test_complete_returns_what_a_replay_returns(calls: Calls, idem: Idempotency, key: str) -> None:
-    first = calls.complete(idem, key, (1, {2: 3}))
-    replayed = calls.complete(idem, key, "of a second execution")
+def test_complete_returns_what_a_replay_returns(calls: Calls, key: str) -> None:
+    first = calls.complete(key, (1, {2: 3}))
+    replayed = calls.complete(key, "of a second execution")
 
     assert same(first, replayed)
     assert first == [1, {"2": 3}]
@@ -205,43 +200,33 @@ class TestWithoutProtection:
         how = {"disabled": {"enabled": False}, "store away": {"on_store_error": "run"}}
         return Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, **how[request.param])
 
-    def test_a_function_returns_what_the_serializer_makes_of_its_value(
-        self, calls: Calls, idem: Idempotency
-    ) -> None:
-        assert same(calls.function(idem, lambda order: (1, {2: 3}))("1"), [1, {"2": 3}])
+    def test_values_are_what_the_serializer_makes_of_them(self, calls: Calls) -> None:
+        value, restored = (1, {2: 3}), [1, {"2": 3}]
 
-    def test_a_value_that_cannot_be_serialized_is_refused(
-        self, calls: Calls, idem: Idempotency
-    ) -> None:
-        charge = calls.function(idem, lambda order: [Money(1)])
+        assert same(calls.function(lambda order: value)("1"), restored)
+        assert same(calls.complete("1", value), restored)
+        assert same(calls.step("1", lambda: value), restored)
 
+    def test_a_value_that_cannot_be_serialized_is_refused(self, calls: Calls) -> None:
         with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*conftest\.Money, inside"):
-            charge("1")
+            calls.function(lambda order: [Money(1)])("1")
+        with pytest.raises(ResultNotStoredError, match=r"^step 'book' of calls:"):
+            calls.step("1", lambda: Money(1))
 
-    def test_an_error_is_raised_as_it_is(self, calls: Calls, idem: Idempotency) -> None:
+    def test_an_error_is_raised_as_it_is(self, calls: Calls) -> None:
         error = LookupError("no such order")
 
         def charge(order: str) -> None:
             raise error
 
         with pytest.raises(LookupError) as caught:
-            calls.function(idem, charge)("1")
+            calls.function(charge)("1")
         assert caught.value is error
 
-    def test_with_store_result_false_it_is_returned_as_it_is(
-        self, calls: Calls, idem: Idempotency
-    ) -> None:
+    def test_with_store_result_false_it_is_returned_as_it_is(self, calls: Calls) -> None:
         value = (Money(1),)
 
-        assert calls.function(idem, lambda order: value, store_result=False)("1") is value
-
-    def test_blocks_and_steps_return_what_the_serializer_makes_of_their_values(
-        self, calls: Calls, idem: Idempotency
-    ) -> None:
-        assert same(calls.complete(idem, "1", (1, {2: 3})), [1, {"2": 3}])
-        assert same(calls.step(idem, "1", lambda: (1, {2: 3})), [1, {"2": 3}])
-        with pytest.raises(ResultNotStoredError, match=r"^step 'book' of calls:"):
-            calls.step(idem, "1", lambda: Money(1))
+        assert calls.function(lambda order: value, store_result=False)("1") is value
 
     def test_a_batch_runs_its_keys_each_time(self, idem: Idempotency) -> None:
         for _ in range(2):
@@ -263,11 +248,11 @@ class Interrupted:
         return 7
 
 
-def test_the_error_of_a_signal_handler_does_not_lose_the_value(shop: Shop, key: str) -> None:
-    charge = shop.idempotent(lambda order: Interrupted())
+def test_the_error_of_a_signal_handler_does_not_lose_the_value(calls: Calls, key: str) -> None:
+    charge = calls.function(lambda order: Interrupted())
 
     assert [charge(key), charge(key)] == [7, 7]
-    assert len(shop.runs) == 1
+    assert len(calls.runs) == 1
 
 
 MONEY = "tests.functions.conftest.Money"
@@ -284,9 +269,9 @@ MONEY = "tests.functions.conftest.Money"
     ids=["nested", "plain", "key", "not restored"],
 )
 def test_the_error_names_function_type_serializer_and_remedy(
-    shop: Shop, key: str, value: Any, reason: str
+    calls: Calls, key: str, value: Any, reason: str
 ) -> None:
-    charge = shop.idempotent(lambda order: value)
+    charge = calls.function(lambda order: value)
 
     with pytest.raises(ResultNotStoredError) as first:
         charge(key)
@@ -300,52 +285,46 @@ def test_the_error_names_function_type_serializer_and_remedy(
         "serializer, or idempotency_store_result=False"
     )
     assert message.startswith(str(duplicate.value))
-    assert shop.runs == [key]
-    assert shop.state(key) is State.COMPLETED
+    assert calls.runs == [key]
+    assert calls.states() == [State.COMPLETED]
 
 
-def test_with_store_result_false_any_value_is_returned_as_it_is(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
+def test_with_store_result_false_any_value_is_returned_as_it_is(calls: Calls, key: str) -> None:
     value = (Money(1), {1, 2})
-    charge = calls.function(idem, lambda order: value, store_result=False)
+    charge = calls.function(lambda order: value, store_result=False)
 
     assert charge(key) is value
     with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
         charge(key)
-    assert calls.complete(idem, key, value, store_result=False) is value
+    assert calls.complete(key, value, store_result=False) is value
 
 
-def test_a_value_that_is_too_large_has_the_types_of_a_smaller_one(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    size: Any = {"max_result_size": 100}
-    charge = calls.function(idem, lambda order: (1,) * 100, **size)
-    for first, again in (
-        (lambda: charge(key), lambda: charge(key)),
-        (
-            lambda: calls.step(idem, key, lambda: (1,) * 100, **size),
-            lambda: calls.step(idem, key, lambda: "of a second run", **size),
-        ),
-    ):
-        assert first() == [1] * 100
+def test_a_value_that_is_too_large_has_the_types_of_a_smaller_one(calls: Calls, key: str) -> None:
+    values = [(1,) * 100, "of a second run"]
+    charge = calls.function(lambda order: values[len(calls.runs) - 1], max_result_size=100)
+
+    def step(_: str) -> Any:
+        return calls.step(key, lambda: values.pop(0), max_result_size=100)
+
+    for call in (charge, step):
+        assert call(key) == [1] * 100
         with pytest.raises(ResultNotStoredError, match="larger than idempotency_max_result_size"):
-            again()
+            call(key)
 
 
-def test_a_block_with_such_a_value_has_completed(calls: Calls, idem: Idempotency, key: str) -> None:
+def test_a_block_with_such_a_value_has_completed(calls: Calls, key: str) -> None:
     for value in ([Money(1)], "of a second execution"):
         with pytest.raises(ResultNotStoredError, match=f"the type {MONEY}, inside a value"):
-            calls.complete(idem, key, value)
+            calls.complete(key, value)
 
-    assert run_sync(idem.executor.store.get(idem.key_of(key))).state is State.COMPLETED
+    assert calls.states() == [State.COMPLETED]
 
 
-def test_a_step_with_such_a_value_has_finished(calls: Calls, idem: Idempotency, key: str) -> None:
+def test_a_step_with_such_a_value_has_finished(calls: Calls, key: str) -> None:
     with pytest.raises(ResultNotStoredError) as first:
-        calls.step(idem, key, lambda: [Money(1)])
+        calls.step(key, lambda: [Money(1)])
     with pytest.raises(ResultNotStoredError) as again:
-        calls.step(idem, key, lambda: "of a second run")
+        calls.step(key, lambda: "of a second run")
 
     message = str(first.value)
     assert message.startswith("step 'book' of calls:")

@@ -22,7 +22,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.errors import SettingsError
-from tests.functions.conftest import LEASE, Run, abandon, decisions
+from tests.functions.conftest import LEASE, Calls, Run, abandon, decisions
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -123,9 +123,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_an_interruption_releases_keys_whose_values_are_not_encoded(
-    idem: Idempotency, key: str
-) -> None:
+def test_an_interruption_releases_keys_that_are_not_encoded(idem: Idempotency, key: str) -> None:
     one, two = f"{key}:1", f"{key}:2"
     with idem.begin_many([one, two]) as batch:
         with pytest.raises(KeyboardInterrupt):
@@ -193,16 +191,10 @@ def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, k
     successor.release_many()
 
 
-@pytest.mark.parametrize("policy", ["raise", "run"])
-def test_on_store_error_applies_to_batches(policy: str) -> None:
-    unavailable = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, on_store_error=policy)
-    if policy == "raise":
-        with pytest.raises(StoreUnavailableError):
-            unavailable.begin_many(["a"])
-        return
-    with unavailable.begin_many(["a", "b"]) as batch:
-        assert decisions(batch) == [Decision.RUN] * 2
-        assert batch.complete_many() == {}
+def test_without_redis_a_batch_is_an_error() -> None:
+    """In addition to `test_values.TestWithoutProtection`."""
+    with pytest.raises(StoreUnavailableError):
+        Idempotency("redis://127.0.0.1:1", redis_timeout=0.2).begin_many(["a"])
 
 
 def test_wait_replicas_is_rejected(server: RedisServer) -> None:
@@ -212,27 +204,20 @@ def test_wait_replicas_is_rejected(server: RedisServer) -> None:
         engine.begin_many(["a"])
 
 
-@pytest.mark.parametrize("kind", ["blocking", "async"])
 def test_the_error_of_the_block_is_no_outcome_of_its_keys(
-    server: RedisServer, run: Run, key: str, kind: str
+    server: RedisServer, calls: Calls, key: str
 ) -> None:
     """The block is not the body of one key, so that `replay_errors` does not apply."""
-    idem = Idempotency(server.url, key_prefix=key, replay_errors=(Exception,))
 
-    async def raise_in_async_batch() -> None:
-        async with await idem.abegin_many([key]):
-            raise LookupError
+    def fail(_: Any) -> None:
+        raise LookupError
 
-    def raise_in_batch() -> None:
-        with idem.begin_many([key]):
-            raise LookupError
-
+    calls.idem = Idempotency(server.url, key_prefix=key, replay_errors=(Exception,))
     with pytest.raises(LookupError):
-        run(raise_in_async_batch()) if kind == "async" else raise_in_batch()
+        calls.within(calls.batch([key]), fail)
 
-    with idem.begin_many([key]) as again:
-        assert decisions(again) == [Decision.RUN]
-    idem.close()
+    assert decisions(calls.use_batch([key])[0]) == [Decision.RUN]
+    calls.close()
 
 
 def test_async_batches_offload_large_values(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -11,6 +10,7 @@ import pytest
 
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
 from celery_idempotent.core.lease.heartbeat import heartbeat
+from tests.functions.conftest import Calls
 from tests.servers.groups import ClusterServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
@@ -31,12 +31,6 @@ def cluster() -> Iterator[ClusterServers]:
         yield cluster
 
 
-@pytest.fixture(params=["blocking", "async"])
-def kind(request: pytest.FixtureRequest) -> str:
-    kind: str = request.param
-    return kind
-
-
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, cluster: ClusterServers) -> Iterator[Idempotency]:
     options = getattr(request, "param", {})
@@ -44,27 +38,17 @@ def engine(request: pytest.FixtureRequest, cluster: ClusterServers) -> Iterator[
     cluster.rejoin()
 
 
-@pytest.fixture
-def use(engine: Idempotency, kind: str) -> Iterator[Use]:
-    loop = asyncio.new_event_loop()
+@pytest.fixture(params=["blocking", "async"])
+def use(request: pytest.FixtureRequest, engine: Idempotency) -> Iterator[Use]:
+    calls = Calls(request.param, engine)
 
-    def use_batch(keys: list[str]) -> list[tuple[Decision, Any, int]]:
-        with engine.begin_many(keys) as batch:
-            assert batch.complete_many() == {}
-            return [(entry.decision, entry.error, entry.token) for entry in batch]
+    def use(keys: list[str]) -> list[tuple[Decision, Any, int]]:
+        entries, errors = calls.use_batch(keys)
+        assert errors == {}
+        return [(entry.decision, entry.error, entry.token) for entry in entries]
 
-    async def use_async_batch(keys: list[str]) -> list[tuple[Decision, Any, int]]:
-        async with await engine.abegin_many(keys) as batch:
-            assert await batch.complete_many() == {}
-            return [(entry.decision, entry.error, entry.token) for entry in batch]
-
-    if kind == "blocking":
-        yield use_batch
-    else:
-        yield lambda keys: loop.run_until_complete(use_async_batch(keys))
-    engine.close()
-    loop.run_until_complete(engine.aclose())
-    loop.close()
+    yield use
+    calls.close()
 
 
 def names(count: int = 30) -> list[str]:

@@ -55,6 +55,7 @@ class ConsumerHarness:
             self.handled.append(body)
             return handle(body)
 
+        options = {"dead_letter_queue": self.dead_letter_queue, **options}
         consumer = IdempotentConsumer(
             self.idem, self.connection.clone(), [self.queue], record, **options
         )
@@ -73,13 +74,16 @@ class ConsumerHarness:
     def drain(self, queue: Queue | None = None) -> list[Any]:
         """Removes and returns the messages of the queue."""
         messages = []
-        channel = self.connection.default_channel
-        bound = (queue or self.queue)(channel)
+        bound = (queue or self.queue)(self.connection.default_channel)
         bound.declare()
         while message := bound.get(accept=["json"]):
             messages.append(message)
             message.ack()
         return messages
+
+    def dead_letters(self) -> list[Any]:
+        """Removes and returns the messages that were dead-lettered."""
+        return self.drain(self.dead_letter_queue)
 
 
 @pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
