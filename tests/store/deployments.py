@@ -51,33 +51,15 @@ class Site:
 
 
 @contextmanager
-def plain(kind: str) -> Iterator[Site]:
-    with RedisServer.start(kind) as server:
-        yield Site({"url": server.url}, server.client, server)
-
-
-@contextmanager
-def by_socket() -> Iterator[Site]:
-    with RedisServer.start(ANY, unix_socket=True) as server:
-        yield Site({"url": server.url}, server.client, server)
-
-
-@contextmanager
-def by_tls() -> Iterator[Site]:
-    with RedisServer.start(tls=True) as server:
-        yield Site({"url": server.url}, server.client, server)
+def plain(kind: str = "any", query: str = "", **options: Any) -> Iterator[Site]:
+    with RedisServer.start(kind, **options) as server:
+        yield Site({"url": server.url + query}, server.client, server)
 
 
 @contextmanager
 def as_user() -> Iterator[Site]:
     with RedisServer.start(ANY, users={USER: RULES}) as server:
         yield Site({"url": server.url_as(USER, PASSWORD)}, server.client, server)
-
-
-@contextmanager
-def by_protocol(version: int) -> Iterator[Site]:
-    with RedisServer.start(ANY) as server:
-        yield Site({"url": f"{server.url}?protocol={version}"}, server.client, server)
 
 
 @contextmanager
@@ -132,11 +114,11 @@ CLUSTER = Choice("cluster", in_cluster, whole_suite=True)
 
 ALL = [
     *PLAIN,
-    Choice("socket", by_socket),
-    Choice("tls", by_tls, marks=(pytest.mark.tls,)),
+    Choice("socket", partial(plain, ANY, unix_socket=True)),
+    Choice("tls", partial(plain, tls=True), marks=(pytest.mark.tls,)),
     Choice("user", as_user, whole_suite=True),
-    Choice("resp2", partial(by_protocol, 2)),
-    Choice("resp3", partial(by_protocol, 3)),
+    Choice("resp2", partial(plain, ANY, "?protocol=2")),
+    Choice("resp3", partial(plain, ANY, "?protocol=3")),
     Choice("own client", by_own_client),
     SENTINEL,
     CLUSTER,

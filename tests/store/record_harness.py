@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import redis
@@ -11,6 +14,7 @@ import redis
 from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
+from celery_idempotent.core.lease.heartbeat import Heartbeat
 from celery_idempotent.core.record import Payload, Record, State, layout, steps
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import BackendResult, Command, LeaseExtension
@@ -127,6 +131,18 @@ def calls(client: Any, command: str) -> int:
     return sum(map(int, counts))
 
 
+def begin(key: Key = KEY, **options: Any) -> Command:
+    """Returns the command with these options, see `commands.begin`."""
+    defaults: dict[str, Any] = {
+        "execution_id": os.urandom(8),
+        "task_id": FIRST,
+        "worker": WORKER,
+        "lease_ms": LEASE_MS,
+        "retention_ms": RETENTION_MS,
+    }
+    return commands.begin(key, **(defaults | options))
+
+
 class RecordHarness:
     """The record of `key`, through `store` and directly through `client`."""
 
@@ -141,27 +157,8 @@ class RecordHarness:
     def execute(self, command: Command) -> RecordReply:
         return self._answer(run_sync(self.store.execute(command)))
 
-    def begin(
-        self,
-        *,
-        key: Key | None = None,
-        execution_id: bytes | None = None,
-        task_id: str = FIRST,
-        worker: str = WORKER,
-        lease_ms: int = LEASE_MS,
-        **options: Any,
-    ) -> RecordReply:
-        """`options`: those of `commands.begin` that are rarely used."""
-        command = commands.begin(
-            key or self.key,
-            execution_id=execution_id or os.urandom(8),
-            task_id=task_id,
-            worker=worker,
-            lease_ms=lease_ms,
-            retention_ms=RETENTION_MS,
-            **options,
-        )
-        return self.execute(command)
+    def begin(self, *, key: Key | None = None, **options: Any) -> RecordReply:
+        return self.execute(begin(key or self.key, **options))
 
     def complete(
         self,
@@ -188,11 +185,7 @@ class RecordHarness:
         retention_ms = hold_ms + (RETENTION_MS if self.raw and self.record().body else 0)
         return self.execute(
             commands.reserve_retry(
-                self.key,
-                token,
-                hold_ms=hold_ms,
-                retention_ms=retention_ms,
-                generation=generation,
+                self.key, token, hold_ms=hold_ms, retention_ms=retention_ms, generation=generation
             )
         )
 
@@ -337,6 +330,21 @@ class RecordHarness:
         return RecordReply(reply.case, record, reply.now_ms)
 
 
+#: Calls that change the record of a running execution, which has this token.
+CALLS: dict[str, Callable[[RecordHarness, int], RecordReply]] = {
+    "begin": lambda harness, token: harness.begin(task_id=SECOND),
+    "extend": RecordHarness.extend,
+    "save_step": RecordHarness.save_step,
+    "complete": RecordHarness.complete,
+    "fail": RecordHarness.fail,
+    "release": RecordHarness.release,
+    "hold": lambda harness, token: harness.release(token, HOLD_MS),
+    "abandon": lambda harness, token: harness.abandon(),
+    "reserve": lambda harness, token: harness.reserve(),
+    "forget": lambda harness, token: harness.forget(),
+}
+
+
 class Message(RecordHarness):
     """The record of one message, and the transitions with its task id."""
 
@@ -393,6 +401,25 @@ class Holder:
 
     def _lost(self, raw: bytes) -> None:
         self.losses += 1
+
+    def renewed_by(self, heart: Heartbeat) -> Holder:
+        """Starts the renewal; returns itself."""
+        heart.start_renewal(self.lease)
+        return self
+
+
+@contextmanager
+def narrow_user(harness: RecordHarness, url: str, **rights: Any) -> Iterator[str]:
+    """Yields the URL of a user with these rights only."""
+    harness.client.acl_setuser(
+        "narrow", enabled=True, passwords=["+secret"], commands=["+@all"], **rights
+    )
+    parts = urlsplit(url)
+    try:
+        yield parts._replace(netloc=f"narrow:secret@{parts.hostname}:{parts.port}").geturl()
+    finally:
+        close_stores()
+        harness.client.acl_deluser("narrow")
 
 
 def keys(number: int) -> list[Key]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.store import commands, run_sync, scripts
-from celery_idempotent.core.store.commands import Command, LeaseExtension
+from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
@@ -22,15 +21,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import (
-    FIRST,
-    KEY,
-    LEASE_MS,
-    RETENTION_MS,
-    WORKER,
-    RecordHarness,
-    store_at,
-)
+from tests.store.record_harness import KEY, LEASE_MS, RETENTION_MS, RecordHarness, begin, store_at
 
 #: The other files test the scripts on every kind of server.
 pytestmark = pytest.mark.parametrize(
@@ -52,17 +43,6 @@ def run_story(story: Story, url: str, **config: Any) -> Any:
             await store.aclose()
 
     return asyncio.run(run())
-
-
-def begin() -> Command:
-    return commands.begin(
-        KEY,
-        execution_id=os.urandom(8),
-        task_id=FIRST,
-        worker=WORKER,
-        lease_ms=LEASE_MS,
-        retention_ms=RETENTION_MS,
-    )
 
 
 def test_a_command_whose_reply_is_lost_is_resent(

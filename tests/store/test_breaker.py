@@ -46,11 +46,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def harness(server: RedisServer, clock: Clock) -> RecordHarness:
+def harness(server: RedisServer, clock: Clock) -> Iterator[RecordHarness]:
     """A store whose breaker opens at the second failure and probes after an hour."""
     store = store_at(server.url, timeout=TIMEOUT)
     run_sync(store.ping())
-    return RecordHarness(store, server.client())
+    yield RecordHarness(store, server.client())
+    server.resume()
 
 
 def open_the_breaker(harness: RecordHarness) -> None:
@@ -68,50 +69,38 @@ def fail_at_once(harness: RecordHarness) -> float:
     return time.perf_counter() - began_at
 
 
-class TestKilledServer:
-    @pytest.fixture(autouse=True)
-    def restarted(self, server: RedisServer) -> Iterator[None]:
-        yield
-        server.restart()
+@pytest.mark.parametrize("by", [RecordHarness.extend, RecordHarness.complete])
+def test_a_heartbeat_and_an_outcome_find_the_server_before_the_delay_ends(
+    harness: RecordHarness, server: RedisServer, by: Callable[..., RecordReply]
+) -> None:
+    server.kill()
+    open_the_breaker(harness)
+    server.restart()
 
-    @pytest.mark.parametrize("by", [RecordHarness.extend, RecordHarness.complete])
-    def test_is_found_by_a_heartbeat_and_an_outcome_before_the_delay_ends(
-        self, harness: RecordHarness, server: RedisServer, by: Callable[..., RecordReply]
-    ) -> None:
-        server.kill()
-        open_the_breaker(harness)
-        server.restart()
-
-        assert by(harness, 17).case == "lost"
-        assert not harness.store.node.breaker.open
-        assert harness.begin().case == "begun"
+    assert by(harness, 17).case == "lost"
+    assert not harness.store.node.breaker.open
+    assert harness.begin().case == "begun"
 
 
-class TestFrozenServerBehindTheBreaker:
-    @pytest.fixture(autouse=True)
-    def resumed(self, server: RedisServer) -> Iterator[None]:
-        yield
-        server.resume()
+def test_a_frozen_server_costs_one_probe_after_each_delay(
+    harness: RecordHarness, server: RedisServer, clock: Clock
+) -> None:
+    with Proxy(server.url) as proxy:
+        behind = RecordHarness(store_at(proxy.url, timeout=0.2), harness.client)
+        server.pause()
+        open_the_breaker(behind)
+        requests = len(proxy.requests)
+        for probes in (1, 2):
+            clock.pass_delay()
+            began_at = time.monotonic()
+            with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+                behind.begin()
+            taken = time.monotonic() - began_at
+            for _ in range(100):
+                fail_at_once(behind)
 
-    def test_costs_one_probe_after_each_delay(
-        self, harness: RecordHarness, server: RedisServer, clock: Clock
-    ) -> None:
-        with Proxy(server.url) as proxy:
-            behind = RecordHarness(store_at(proxy.url, timeout=0.2), harness.client)
-            server.pause()
-            open_the_breaker(behind)
-            requests = len(proxy.requests)
-            for probes in (1, 2):
-                clock.pass_delay()
-                began_at = time.monotonic()
-                with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-                    behind.begin()
-                taken = time.monotonic() - began_at
-                for _ in range(100):
-                    fail_at_once(behind)
-
-                assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
-                assert len(proxy.requests) == requests + probes
+            assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
+            assert len(proxy.requests) == requests + probes
 
 
 def test_a_probe_without_a_descriptor_fails_as_without_a_reply(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from threading import Event
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,14 +20,15 @@ from tests.store.record_harness import (
     RETENTION_MS,
     RecordHarness,
     close_stores,
+    narrow_user,
     store_at,
 )
 from tests.waiting import eventually
 
 NAME = b"celery-task-meta-1"
 META = b'{"status": "SUCCESS", "result": "charged"}'
-STARTED = b'{"status": "STARTED", "result": null}'
 SECONDS = 500
+WRITTEN = BackendResult(NAME, META, SECONDS)
 
 
 @pytest.fixture
@@ -53,11 +52,8 @@ def published(harness: RecordHarness, server: RedisServer) -> Iterator[Callable[
         yield read
 
 
-def complete(
-    harness: RecordHarness, token: int, meta: bytes = META, expires: int = SECONDS
-) -> Reply:
-    result = BackendResult(NAME, meta, expires)
-    command = commands.complete(harness.key, token, RESULT, RETENTION_MS, result)
+def complete(harness: RecordHarness, token: int) -> Reply:
+    command = commands.complete(harness.key, token, RESULT, RETENTION_MS, WRITTEN)
     return run_sync(harness.store.execute(command))
 
 
@@ -81,31 +77,6 @@ def test_stores_the_outcome_and_the_result(
     assert published() == [META]
 
 
-#: What is stored before, and whether it is replaced; `labs/verification` has more.
-STORED_BEFORE: dict[str, tuple[bytes | None, bool]] = {
-    "absent": (None, True),
-    "started": (STARTED, True),
-    "a success": (b'{"status": "SUCCESS", "result": "earlier"}', False),
-}
-
-
-@pytest.mark.parametrize("before", STORED_BEFORE)
-def test_a_result_is_replaced_unless_it_may_be_a_success(
-    harness: RecordHarness, server: RedisServer, published: Published, before: str
-) -> None:
-    stored, is_replaced = STORED_BEFORE[before]
-    if stored is not None:
-        harness.client.set(NAME, stored, ex=77)
-
-    reply = complete(harness, harness.started().token)
-
-    assert reply.case == ("written" if is_replaced else "ok")
-    assert harness.state is State.COMPLETED
-    assert harness.client.get(NAME) == (META if is_replaced else stored)
-    assert (harness.client.ttl(NAME) > 77) == is_replaced
-    assert published() == ([META] if is_replaced else [])
-
-
 def test_a_lost_reply_writes_once(
     proxied: RecordHarness, proxy: Proxy, published: Published
 ) -> None:
@@ -124,7 +95,7 @@ def test_a_lost_reply_writes_once(
 def test_a_server_that_refuses_the_second_key_completes_the_record(
     harness: RecordHarness, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with user(harness, server, keys=["idem:*"]) as url, Proxy(url) as proxy:
+    with narrow_user(harness, server.url, keys=["idem:*"]) as url, Proxy(url) as proxy:
         parts = urlsplit(url)
         limited = RecordHarness(
             store_at(parts._replace(netloc=f"narrow:secret@127.0.0.1:{proxy.port}").geturl()),
@@ -166,24 +137,10 @@ def test_an_error_that_passes_does_not_turn_it_off(
     assert complete(proxied, proxied.started().token).case == "written"
 
 
-@contextmanager
-def user(harness: RecordHarness, server: RedisServer, **rights: Any) -> Iterator[str]:
-    """Yields the URL of a user with these rights only."""
-    harness.client.acl_setuser(
-        "narrow", enabled=True, passwords=["+secret"], commands=["+@all"], **rights
-    )
-    parts = urlsplit(server.url)
-    try:
-        yield parts._replace(netloc=f"narrow:secret@{parts.hostname}:{parts.port}").geturl()
-    finally:
-        close_stores()
-        harness.client.acl_deluser("narrow")
-
-
 def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    with user(harness, server, keys=["*"], reset_channels=True) as url:
+    with narrow_user(harness, server.url, keys=["*"], reset_channels=True) as url:
         silent = RecordHarness(store_at(url), harness.client)
 
         assert complete(silent, harness.started().token).case == "ok"
@@ -191,21 +148,13 @@ def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
     assert harness.client.get(NAME) is None
 
 
-def write(harness: RecordHarness, meta: bytes = META, expires: int = SECONDS) -> bool:
-    result = BackendResult(NAME, meta, expires)
-    return run_sync(harness.store.write_result(harness.key, result))
-
-
-class TestReplay:
+def test_a_replay_that_is_refused_does_not_turn_fused_completion_off(
+    harness: RecordHarness, server: RedisServer
+) -> None:
     """The record stays as it is, whatever it is."""
+    with narrow_user(harness, server.url, keys=["idem:*"]) as url:
+        store = store_at(url)
 
-    def test_refused_is_left_to_celery_and_does_not_turn_fused_completion_off(
-        self, harness: RecordHarness, server: RedisServer
-    ) -> None:
-        with user(harness, server, keys=["idem:*"]) as url:
-            store = store_at(url)
-            limited = RecordHarness(store, harness.client)
-
-            assert not write(limited)
-            assert not store._refuses_second_key
-        assert harness.client.get(NAME) is None
+        assert not run_sync(store.write_result(harness.key, WRITTEN))
+        assert not store._refuses_second_key
+    assert harness.client.get(NAME) is None

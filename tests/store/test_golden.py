@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Tail
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import HOLD_MS, OWNER, SECOND, RecordHarness, Turn
+from tests.store.record_harness import CALLS, HOLD_MS, OWNER, RecordHarness, Turn
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
@@ -74,26 +75,21 @@ def test_the_bytes_of_a_record(harness: RecordHarness, state: str) -> None:
 BACKEND_RESULT = BackendResult("celery-task-meta-1", b'{"status": "SUCCESS"}', 600)
 
 
-def _nothing(_: RecordHarness | Turn) -> None: ...
+def _nothing(_: RecordHarness) -> None: ...
 
 
 def _token(harness: RecordHarness) -> int:
     return harness.started().token
 
 
+WRITES = {"get": 1, "time": 1, "set": 1}
+Given, Call = Callable[[Any], Any], Callable[[Any, Any], object]
 #: The Redis commands inside each script, on a record of its usual state, and how often each.
-COMMANDS: dict[
-    str,
-    tuple[Callable[[RecordHarness], Any], Callable[[RecordHarness, Any], object], dict[str, int]],
-] = {
-    "begin": (_nothing, lambda harness, _: harness.begin(), {"get": 1, "time": 1, "set": 1}),
+COMMANDS: dict[str, tuple[Given, Call, dict[str, int]]] = {
+    "begin": (_nothing, lambda harness, _: harness.begin(), WRITES),
     "begin again": (RecordHarness.completed, lambda harness, _: harness.begin(), {"get": 1}),
-    "begin of a duplicate": (
-        RecordHarness.started,
-        lambda harness, _: harness.begin(task_id=SECOND),
-        {"get": 1, "time": 1},
-    ),
-    "complete": (_token, RecordHarness.complete, {"get": 1, "time": 1, "set": 1}),
+    "begin of a duplicate": (_token, CALLS["begin"], {"get": 1, "time": 1}),
+    "complete": (_token, RecordHarness.complete, WRITES),
     "complete with a result": (
         _token,
         lambda harness, token: harness.complete(token, backend_result=BACKEND_RESULT),
@@ -102,79 +98,62 @@ COMMANDS: dict[
     "the result of a replay": (
         RecordHarness.completed,
         lambda harness, _: run_sync(harness.store.write_result(harness.key, BACKEND_RESULT)),
-        {"get": 1, "time": 1, "set": 1, "publish": 1},
+        {**WRITES, "publish": 1},
     ),
-    "fail": (_token, RecordHarness.fail, {"get": 1, "time": 1, "set": 1}),
+    "fail": (_token, RecordHarness.fail, WRITES),
     "release": (_token, RecordHarness.release, {"get": 1, "time": 1, "del": 1}),
-    "extend": (_token, RecordHarness.extend, {"get": 1, "time": 1, "set": 1}),
-    "reserve": (_nothing, lambda harness, _: harness.reserve(), {"get": 2, "time": 1, "set": 1}),
-    "the continuation was sent": (
-        lambda harness: harness.sending().token,
-        RecordHarness.mark_sent,
-        {"get": 1, "time": 1, "set": 1},
-    ),
+    "extend": (_token, RecordHarness.extend, WRITES),
+    "reserve": (_nothing, CALLS["reserve"], {**WRITES, "get": 2}),
+    "sent": (lambda harness: harness.sending().token, RecordHarness.mark_sent, WRITES),
+}
+#: The same on a message of a key that may run again.
+OF_A_MESSAGE: dict[str, dict[str, int]] = {
+    "begin": {"get": 3, "time": 1, "set": 2},
+    "begin again": {"get": 1},
+    "complete": WRITES,
+    "release": {"get": 1, "time": 1, "del": 1},
+    "extend": {**WRITES, "pexpire": 1},
 }
 
 
-def _begun(turn: Turn) -> int:
-    return turn.first.started().token
-
-
-#: The same for a key that may run again.
-TURN_COMMANDS: dict[
-    str, tuple[Callable[[Turn], Any], Callable[[Turn, Any], object], dict[str, int]]
-] = {
-    "begin": (_nothing, lambda turn, _: turn.first.begin(), {"get": 3, "time": 1, "set": 2}),
-    "begin of a copy": (
-        lambda turn: turn.first.completed(),
-        lambda turn, _: turn.first.begin(),
-        {"get": 1},
-    ),
-    "begin of a duplicate": (_begun, lambda turn, _: turn.second.begin(), {"get": 4, "time": 1}),
-    "complete": (
-        _begun,
-        lambda turn, token: turn.first.complete(token),
-        {"get": 1, "time": 1, "set": 1},
-    ),
-    "release": (
-        _begun,
-        lambda turn, token: turn.first.release(token),
-        {"get": 1, "time": 1, "del": 1},
-    ),
-    "extend": (
-        _begun,
-        lambda turn, token: turn.first.extend(token),
-        {"get": 1, "time": 1, "set": 1, "pexpire": 1},
-    ),
-    "publish": (_nothing, lambda turn, _: turn.first.publish(), {"get": 2, "time": 1, "set": 1}),
-    "publish while one runs": (
-        _begun,
-        lambda turn, _: turn.second.publish(),
-        {"get": 2, "time": 1, "set": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("script", [*COMMANDS, *(f"turn: {name}" for name in TURN_COMMANDS)])
-def test_a_script_takes_no_other_commands(
-    harness: RecordHarness, server: RedisServer, script: str
-) -> None:
-    record: Any = harness
-    if script in COMMANDS:
-        given, call, commands = COMMANDS[script]
-    else:
-        given, call, commands = TURN_COMMANDS[script.removeprefix("turn: ")]  # type: ignore[assignment]
-        record = Turn(harness, waits=True)
-    call(record, given(record))  # loads the script
+def commands_of(harness: RecordHarness, given: Given, call: Call) -> dict[str, int]:
+    """Returns how often the server has executed each of `ALL` in the call."""
+    call(harness, given(harness))  # loads the script
     harness.client.flushdb()
-    token = given(record)
+    token = given(harness)
     harness.client.config_resetstat()
 
-    call(record, token)
+    call(harness, token)
 
     stats = harness.client.info("commandstats")
     taken = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
-    assert {name: count for name, count in taken.items() if name in ALL} == commands
+    return {name: count for name, count in taken.items() if name in ALL}
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_a_script_takes_no_other_commands(
+    harness: RecordHarness, server: RedisServer, script: str
+) -> None:
+    given, call, commands = COMMANDS[script]
+
+    assert commands_of(harness, given, call) == commands
+    if script in OF_A_MESSAGE:
+        harness.client.flushdb()
+        message = Turn(harness, waits=True).first
+        assert commands_of(message, given, call) == OF_A_MESSAGE[script]
+
+
+def test_a_script_takes_no_other_commands_beside_another_message(
+    harness: RecordHarness, server: RedisServer
+) -> None:
+    turn = Turn(harness, waits=True)
+    for given, call, commands in (
+        (_nothing, turn.first.publish, {**WRITES, "get": 2}),
+        (_token, turn.second.publish, {**WRITES, "get": 2}),
+        (_token, turn.second.begin, {"get": 4, "time": 1}),
+    ):
+        harness.client.flushdb()
+        assert commands_of(turn.first, given, lambda *_, call=call: call()) == commands
 
 
 def test_the_turn_and_the_slot_of_a_key_that_may_run_again(harness: RecordHarness) -> None:
@@ -193,6 +172,8 @@ def test_the_turn_and_the_slot_of_a_key_that_may_run_again(harness: RecordHarnes
 
 def test_names_of_messages_are_in_the_slot_of_their_key(harness: RecordHarness) -> None:
     assert harness.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
+    odd = Key("shop {1}: ä", "digest")
+    assert harness.store.name(odd) == "idem:shop%20%7B1%7D%3A%20%C3%A4:digest"
     assert Turn(harness).first.name == f"idem:{{{harness.name}}}:xMYpJ2mKVu8-QbalnIdbkA"
     assert harness.store.config.slot_name(harness.key) == f"idem:{{{harness.name}}}:"
     kept = harness.store.config.name(harness.key.kept_message("a task id"))

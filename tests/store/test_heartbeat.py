@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+import signal
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -19,12 +17,14 @@ from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.lease import heartbeat
 from celery_idempotent.core.lease.heartbeat import Heartbeat
 from celery_idempotent.core.store import commands, run_sync, scripts
+from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.transport.server import ServerTransport
 from tests.faults.proxy import Proxy
+from tests.flow.deliveries import PACKAGE, SignalAtLine
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import (
-    HOLD_MS,
+    CALLS,
     RENEWED_MS,
     SECOND,
     Holder,
@@ -42,7 +42,6 @@ pytestmark = pytest.mark.parametrize(
     "site", deployments.params(deployments.PLAIN[0]), indirect=True
 )
 
-REPOSITORY = Path(__file__).parents[2]
 EXTEND = scripts.load("extend").sha
 
 
@@ -52,9 +51,7 @@ def extensions(harness: RecordHarness) -> int:
 
 
 def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -> None:
-    holder = Holder(harness, harness.key)
-
-    heart.start_renewal(holder.lease)
+    holder = Holder(harness, harness.key).renewed_by(heart)
 
     first_end = holder.begun.at_ms
     eventually(lambda: harness.now_ms() > first_end + 2 * RENEWED_MS)
@@ -64,9 +61,7 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
 
 
 def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbeat) -> None:
-    gone, other = (Holder(harness, key) for key in keys(2))
-    for holder in (gone, other):
-        heart.start_renewal(holder.lease)
+    gone, other = (Holder(harness, key).renewed_by(heart) for key in keys(2))
 
     heart.stop_renewal(gone.lease)
     # A request that was being sent extends both; the next one extends one.
@@ -139,9 +134,9 @@ def test_all_leases_go_in_one_round_trip(
 def test_a_lease_not_yet_due_waits_for_its_turn(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
-    soon, late = (Holder(proxied, key, ms) for key, ms in zip(keys(2), (300, 60_000), strict=True))
-    for holder in (soon, late):
-        heart.start_renewal(holder.lease)
+    one, other = keys(2)
+    Holder(proxied, one, 300).renewed_by(heart)
+    late = Holder(proxied, other, 60_000).renewed_by(heart)
 
     eventually(lambda: len(proxy.requests_with(EXTEND)) >= 3)
     assert deadline(proxied, late.lease.key) == late.begun.at_ms
@@ -151,8 +146,8 @@ def test_a_lease_not_yet_due_waits_for_its_turn(
 def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
     harness: RecordHarness, heart: Heartbeat
 ) -> None:
-    long, short = (Holder(harness, key, ms) for key, ms in zip(keys(2), (60_000, 300), strict=True))
-    heart.start_renewal(long.lease)
+    one, other = keys(2)
+    short, long = Holder(harness, one, 300), Holder(harness, other, 60_000).renewed_by(heart)
     # The thread sleeps for twenty seconds.
     eventually(lambda: heart.renewer(harness.store).wakes_at == long.lease.due)
 
@@ -204,12 +199,7 @@ def test_the_end_of_the_execution_does_not_lose_the_lease(
     harness: RecordHarness, heart: Heartbeat, end: str
 ) -> None:
     holder = Holder(harness, harness.key)
-    token = holder.lease.token
-    {
-        "complete": harness.complete,
-        "fail": harness.fail,
-        "hold": lambda token: harness.release(token, HOLD_MS),
-    }[end](token)
+    CALLS[end](harness, holder.lease.token)
     before = extensions(harness)
 
     heart.start_renewal(holder.lease)  # as if a renewal was in progress when the outcome was stored
@@ -240,9 +230,7 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
     heart = Heartbeat()
     assert {*threading.enumerate()} <= before
 
-    holders = [Holder(harness, key) for key in keys(3)]
-    for holder in holders:
-        heart.start_renewal(holder.lease)
+    holders = [Holder(harness, key).renewed_by(heart) for key in keys(3)]
 
     (thread,) = {*threading.enumerate()} - before
     assert (thread.name, thread.daemon) == ("idempotency-heartbeat", True)
@@ -275,8 +263,7 @@ def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
 ) -> None:
     monkeypatch.setattr(heartbeat, "IDLE_SECONDS", 0.01)
     for key in keys(2):
-        holder = Holder(harness, key)
-        heart.start_renewal(holder.lease)
+        holder = Holder(harness, key).renewed_by(heart)
         thread = heart.renewer(harness.store).thread
         assert thread is not None
         await_later_deadline(harness, key, than=holder.begun.at_ms + RENEWED_MS)
@@ -315,7 +302,7 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     harness.client.expire(name, 60)
 
     for holder in (bad, good):
-        heart.start_renewal(holder.lease)
+        holder.renewed_by(heart)
 
     for renewals in (1, 3):
         await_later_deadline(harness, good.lease.key, than=good.begun.at_ms + renewals * RENEWED_MS)
@@ -327,20 +314,17 @@ def test_leases_of_two_stores_are_extended(
     harness: RecordHarness, server: RedisServer, heart: Heartbeat
 ) -> None:
     elsewhere = RecordHarness(store_at(server.url, prefix="other"), harness.client)
-    holders = [Holder(harness, harness.key), Holder(elsewhere, harness.key)]
-    for holder in holders:
-        heart.start_renewal(holder.lease)
-
-    for config, holder in zip((harness, elsewhere), holders, strict=True):
-        await_later_deadline(config, config.key, than=holder.begun.at_ms + RENEWED_MS)
+    for each in (harness, elsewhere):
+        holder = Holder(each, each.key).renewed_by(heart)
+        await_later_deadline(each, each.key, than=holder.begun.at_ms + RENEWED_MS)
+    await_later_deadline(harness, harness.key, than=deadline(harness, harness.key))
 
 
 class TestFrozenServer:
     def test_trust_ends_and_comes_back(
         self, harness: RecordHarness, server: RedisServer, heart: Heartbeat
     ) -> None:
-        holder = Holder(harness, harness.key)
-        heart.start_renewal(holder.lease)
+        holder = Holder(harness, harness.key).renewed_by(heart)
         assert holder.lease.trusted
 
         server.pause()
@@ -360,18 +344,11 @@ class TestFrozenServer:
         """As many servers as would use up the lease, if one request followed the other."""
         with ExitStack() as stack:
             others = [stack.enter_context(RedisServer.start(deployments.ANY)) for _ in range(6)]
-            frozen = [
-                Holder(
-                    RecordHarness(store_at(other.url), stack.enter_context(other.client())),
-                    harness.key,
-                    lease_ms=2_000,
-                )
-                for other in others
-            ]
-            holder = Holder(harness, harness.key, lease_ms=2_000)
-            for each in (*frozen, holder):
-                heart.start_renewal(each.lease)
-
+            frozen = []
+            for other in others:
+                there = RecordHarness(store_at(other.url), stack.enter_context(other.client()))
+                frozen.append(Holder(there, there.key, 2_000).renewed_by(heart))
+            holder = Holder(harness, harness.key, 2_000).renewed_by(heart)
             for other in others:
                 other.pause()
 
@@ -401,50 +378,143 @@ class TestFrozenServer:
         eventually(lambda: holder.losses == 1)  # the server restarted empty
 
 
-FORK = """
-import os, sys, time
-from celery_idempotent.core.lease.heartbeat import heartbeat
-from tests.store.record_harness import Holder, RecordHarness, deadline, keys, store_at
-from tests.waiting import eventually
-import redis
-from celery_idempotent.core.store import commands
-
-url = sys.argv[1]
-scene = RecordHarness(store_at(url), redis.Redis.from_url(url))
-mine, childs = keys(2)
-holder = Holder(scene, mine)
-heartbeat.start_renewal(holder.lease)
-eventually(lambda: deadline(scene, mine) > holder.begun.at_ms)
-child = os.fork()
-if child == 0:
-    assert heartbeat.held() == ()
-    own = Holder(scene, childs)
-    heartbeat.start_renewal(own.lease)
-    eventually(lambda: deadline(scene, childs) > own.begun.at_ms + 300)
-    assert heartbeat.held() == (own.lease,)
-    os._exit(7)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 7
-seen = deadline(scene, mine)
-eventually(lambda: deadline(scene, mine) > seen)
-assert heartbeat.held() == (holder.lease,)
-print("both beat")
-"""
-
-
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_child_has_a_heartbeat_of_its_own(
-    server: RedisServer, harness: RecordHarness
-) -> None:
-    parent = subprocess.run(
-        # Newer versions of Python warn of a fork of a process with threads, which is tested here.
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_has_its_own_heartbeat(harness: RecordHarness, heart: Heartbeat) -> None:
+    def is_renewed(holder: Holder) -> None:
+        await_later_deadline(harness, holder.lease.key, deadline(harness, holder.lease.key))
+        assert heart.held() == (holder.lease,)
 
-    assert parent.stdout == "both beat\n", parent.stderr
+    own, childs = (Holder(harness, key) for key in keys(2))
+    is_renewed(own.renewed_by(heart))
+    if (child := os.fork()) == 0:
+        code = 1
+        with suppress(BaseException):
+            assert heart.held() == ()
+            is_renewed(childs.renewed_by(heart))
+            code = 7
+        os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    is_renewed(own)
+
+
+# A heartbeat thread that is interrupted, dies or is stuck: leases are still extended.
+
+
+#: Where a signal may be delivered: the package, and Python's own modules for threads.
+FILES = (PACKAGE, threading.__file__)
+
+
+class SignalError(Exception):
+    """Raised by a signal handler of the user."""
+
+
+@pytest.fixture
+def signal_error() -> Iterator[None]:
+    def trigger(*_: Any) -> None:
+        raise SignalError
+
+    before = signal.signal(signal.SIGALRM, trigger)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupt_at(at: int, call: Any, *args: Any) -> str:
+    """Call it and raise at its `at`-th line; return that place, or nothing if there is none."""
+    injected = SignalAtLine(at, signal.SIGALRM, FILES)
+    # Python's own condition variables raise RuntimeError after the interruption.
+    with suppress(SignalError, RuntimeError), injected.armed():
+        call(*args)
+    return injected.where
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("method", ["start_renewal", "stop_renewal"])
+@pytest.mark.exhaustive
+def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
+    harness: RecordHarness, signal_error: None, first: bool, method: str
+) -> None:
+    """The first lease starts the thread, which is most of the work of `start_renewal`."""
+    at = 0
+    while True:
+        at += 1
+        heart = Heartbeat()
+        interrupted, other = (Holder(harness, key) for key in keys(2))
+        if not first:
+            heart.start_renewal(other.lease)
+        if method == "stop_renewal":
+            heart.start_renewal(interrupted.lease)
+        where = interrupt_at(at, getattr(heart, method), interrupted.lease)
+
+        heart.start_renewal(other.lease)
+        heart.stop_renewal(interrupted.lease)
+        try:
+            await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
+        except BaseException as error:
+            error.add_note(f"interrupted at {where}")
+            raise
+        assert heart.held() == (other.lease,)
+        heart.stop_renewal(other.lease)
+        harness.client.flushall()
+        if not where:
+            break
+    assert at > 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_is_replaced(
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heart = Heartbeat()
+    replaced: list[bool] = []
+    heart.on_replaced = lambda: replaced.append(True)
+    first, second = (Holder(harness, key) for key in keys(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordStore, "extend", lambda *_: (_ for _ in ()).throw(SystemExit))
+        heart.start_renewal(first.lease)
+        thread = heart.renewer(harness.store).thread
+        eventually(lambda: not thread.is_alive())
+    assert not caplog.records
+
+    heart.start_renewal(second.lease)
+
+    for holder in (first, second):
+        await_later_deadline(harness, holder.lease.key, than=deadline(harness, holder.lease.key))
+    assert [(r.levelname, r.message) for r in caplog.records] == [
+        ("ERROR", "The idempotency heartbeat has died; another thread goes on with 2 leases")
+    ]
+    assert replaced == [True]
+    for holder in (first, second):
+        heart.stop_renewal(holder.lease)
+
+
+def test_a_thread_that_is_stuck_is_replaced(
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heart = Heartbeat()
+    first, second = (Holder(harness, key, lease_ms=900) for key in keys(2))
+    extend, free = RecordStore.extend, threading.Event()
+
+    def stuck(*args: Any) -> Any:
+        monkeypatch.undo()
+        free.wait(30)
+        return extend(*args)
+
+    monkeypatch.setattr(RecordStore, "extend", stuck)
+    heart.start_renewal(first.lease)
+    eventually(lambda: not first.lease.trusted)  # the execution's `check()` raises
+
+    def noticed() -> bool:
+        heart.start_renewal(second.lease)
+        heart.stop_renewal(second.lease)
+        return bool(caplog.records)
+
+    eventually(noticed)
+    await_later_deadline(harness, first.lease.key, than=deadline(harness, first.lease.key))
+    eventually(lambda: first.lease.trusted)
+    (record,) = (r for r in caplog.records if r.levelname == "ERROR")
+    assert "s late; another thread goes on with" in record.message
+    free.set()
+    heart.stop_renewal(first.lease)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from celery_idempotent.core.record import Record, State
+from celery_idempotent.core.record import State
 from celery_idempotent.core.store import run_sync, scripts
 from celery_idempotent.core.store.clock import LATE_AFTER
 from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
-from tests.store.record_harness import HOLD_MS, OWNER, SECOND, RecordHarness, RecordReply, store_at
+from tests.store.record_harness import CALLS, OWNER, SECOND, RecordHarness, store_at
 from tests.waiting import eventually
 
 
@@ -57,27 +56,19 @@ def test_begin(warmed: RecordHarness, proxy: Proxy, given: Any, attempt: int) ->
     assert answer.token > before
 
 
-#: Script, record before, call, and case of the reply.
-CALLS: dict[str, tuple[str, Callable[..., Record | None], Callable[..., RecordReply], str]] = {
-    "complete": ("settle", RecordHarness.started, RecordHarness.complete, "ok"),
-    "fail": ("settle", RecordHarness.started, RecordHarness.fail, "ok"),
-    "release": ("settle", RecordHarness.started, RecordHarness.release, "ok"),
-    "hold": ("settle", RecordHarness.started, lambda h, token: h.release(token, HOLD_MS), "ok"),
-    "extend": ("extend", RecordHarness.started, RecordHarness.extend, "ok"),
-    "save_step": ("extend", RecordHarness.started, RecordHarness.save_step, "ok"),
-    "reserve": ("queue", lambda _: None, lambda h, _: h.reserve(), "reserved"),
-    "sent": ("settle", RecordHarness.sending, RecordHarness.mark_sent, "ok"),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call", ["complete", "fail", "release", "hold", "extend", "save_step", "reserve", "sent"]
+)
 def test_other_calls(warmed: RecordHarness, proxy: Proxy, call: str) -> None:
-    script, given, send, case = CALLS[call]
-    record = given(warmed)
+    script = {"extend": "extend", "save_step": "extend", "reserve": "queue"}.get(call, "settle")
+    given = {"reserve": RecordHarness.forget, "sent": RecordHarness.sending}
+    given.get(call, RecordHarness.started)(warmed)
+    token = warmed.record().token if warmed.raw else 0
     proxy.requests.clear()
     lose(proxy, script)
 
-    assert send(warmed, record.token if record else 0).case == case
+    send = CALLS.get(call, RecordHarness.mark_sent)
+    assert send(warmed, token).case == ("reserved" if call == "reserve" else "ok")
 
     assert_sent_twice(proxy, script)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -14,7 +13,14 @@ from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import FIRST, RETENTION_MS, SECOND, RecordHarness, store_at
+from tests.store.record_harness import (
+    FIRST,
+    RETENTION_MS,
+    SECOND,
+    RecordHarness,
+    narrow_user,
+    store_at,
+)
 from tests.waiting import eventually
 
 one_server = pytest.mark.parametrize(
@@ -130,24 +136,15 @@ class TestWriting:
     def test_an_error_reply_is_ignored(
         self, harness: RecordHarness, server: RedisServer, client: Redis
     ) -> None:
-        client.acl_setuser(
-            "narrow",
-            enabled=True,
-            nopass=True,
-            keys=["idem:shop*", "idem:{idem:shop*"],
-            commands=["+@all"],
-        )
-        narrow = RecordHarness(
-            store_at(server.url, options={"username": "narrow", "password": "any"}), client
-        )
-        narrow.completed()
+        with narrow_user(harness, server.url, keys=["idem:shop*", "idem:{idem:shop*"]) as url:
+            narrow = RecordHarness(store_at(url), client)
+            narrow.completed()
 
-        refer(narrow)
+            refer(narrow)
 
-        assert narrow.begin(task_id=SECOND).case == "finished"
-        with pytest.raises(StoreUnavailableError):
-            narrow.store.reference(SECOND)
-        client.acl_deluser("narrow")
+            assert narrow.begin(task_id=SECOND).case == "finished"
+            with pytest.raises(StoreUnavailableError):
+                narrow.store.reference(SECOND)
 
 
 @one_server
@@ -159,15 +156,11 @@ def test_a_damaged_reference_counts_as_none(harness: RecordHarness, damage: byte
 
 
 @one_server
-def test_a_reference_costs_less_than_half_of_celerys_result(
-    harness: RecordHarness, record_property: Any
-) -> None:
+def test_a_reference_costs_less_than_half_of_celerys_result(harness: RecordHarness) -> None:
     harness.completed()
     refer(harness)
     written(harness)
 
     used = harness.client.memory_usage(reference.name("idem", SECOND))
 
-    record_property("bytes", used)
-    print(f"\n{used} bytes")
     assert used <= 212  # Celery's result of a duplicate takes 424

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
-from tests.store.record_harness import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, RecordHarness, calls
+from tests.store.record_harness import CALLS, LEASE_MS, RETENTION_MS, RecordHarness, calls
 
 pytestmark = pytest.mark.core
-
-CALLS: dict[str, Callable[[RecordHarness, int], str]] = {
-    "begin": lambda harness, token: harness.begin(task_id=SECOND).case,
-    "extend": lambda harness, token: harness.extend(token).case,
-    "save_step": lambda harness, token: harness.save_step(token).case,
-    "complete": lambda harness, token: harness.complete(token).case,
-    "fail": lambda harness, token: harness.fail(token).case,
-    "release": lambda harness, token: harness.release(token, HOLD_MS).case,
-    "abandon": lambda harness, token: harness.abandon().case,
-    "reserve": lambda harness, token: harness.reserve(SECOND).case,
-    "forget": lambda harness, token: harness.forget().case,
-}
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_loads_its_script_again(harness: RecordHarness, call: str) -> None:
-    wanted = CALLS[call](harness, harness.started().token)
+    wanted = CALLS[call](harness, harness.started().token).case
     harness.forget()
     token = harness.started().token
     harness.client.script_flush()
 
-    assert CALLS[call](harness, token) == wanted
+    assert CALLS[call](harness, token).case == wanted
     assert calls(harness.client, "eval") >= 1
 
 

@@ -7,6 +7,10 @@ bytes, the expiry and what it publishes. Here are the promises in examples.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -16,30 +20,33 @@ from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import UNREADABLE, LeaseExtension
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import CorruptRecordError
+from tests.store.deployments import Site
 from tests.store.record_harness import (
     FIRST,
     HOLD_MS,
     LEASE_MS,
     OTHER_WORKER,
-    OWNER,
     RESULT,
     RETENTION_MS,
     SECOND,
     WORKER,
     RecordHarness,
+    RecordReply,
     Turn,
+    begin,
+    store_at,
 )
 
 pytestmark = pytest.mark.core
 
 
+CONTENDERS = 32
+MOMENT = timedelta(seconds=2)
 OTHER_KEY = Key("shop.refund", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 
 
 class TestBegin:
-    def test_of_an_absent_key_grants_a_lease_by_the_servers_clock(
-        self, harness: RecordHarness
-    ) -> None:
+    def test_grants_a_lease_by_the_servers_clock(self, harness: RecordHarness) -> None:
         before = harness.now_ms()
         reply = harness.begin()
 
@@ -63,64 +70,68 @@ class TestBegin:
         assert layout.begun(harness.raw or b"").orphaned_seconds is not None
         assert harness.complete(dead.token).case == "lost"
 
+    @pytest.mark.parametrize("given", [RecordHarness.forget, RecordHarness.dead])
+    def test_of_many_at_once_grants_one(self, harness: RecordHarness, given: Any) -> None:
+        given(harness)
+        gun = Barrier(CONTENDERS)
 
-class TestLate:
-    def test_commands_do_nothing_after_their_deadline(self, harness: RecordHarness) -> None:
-        """As copies that were sent before, and are executed after the call has ended."""
-        harness.completed()
-        before = harness.raw
-        late = [
-            commands.begin(
-                OTHER_KEY,
-                execution_id=OWNER,
-                task_id=FIRST,
-                worker=WORKER,
-                lease_ms=LEASE_MS,
-                retention_ms=RETENTION_MS,
-            ),
-            commands.reserve(OTHER_KEY, FIRST, HOLD_MS),
-            commands.forget(harness.key),
-        ]
-        past = harness.now_ms() - 1
-        for command in late:
-            arguments = [past if each is commands.DEADLINE else each for each in command.arguments]
-            config, key = harness.store.config, command.key
-            names = {commands.RECORD: config.name(key), commands.SLOT: config.slot_name(key)}
-            keys = [names[kind] for kind in command.keys]
+        def begin(number: int) -> RecordReply:
+            gun.wait()
+            return harness.begin(task_id=f"task-{number}")
 
-            raw = harness.client.eval(command.script.source, len(keys), *keys, *arguments)
+        with ThreadPoolExecutor(CONTENDERS) as pool:
+            replies = list(pool.map(begin, range(CONTENDERS)))
 
-            reply = command.script.reply(raw)
-            assert reply.case == "late"
-            assert abs(reply.now_ms - harness.now_ms()) < 1000
-        assert harness.raw == before
-        assert run_sync(harness.store.get(OTHER_KEY)) is None
+        assert sorted(reply.case for reply in replies) == ["begun", *["held"] * (CONTENDERS - 1)]
+        assert {reply.record for reply in replies} == {harness.record()}
 
 
-class TestExtend:
-    def test_of_many_leases_has_a_reply_for_each(self, harness: RecordHarness) -> None:
-        keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
-        tokens = [harness.started(key=key).token for key in keys]
-        run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
-        name = harness.store.name(keys[2])
-        harness.client.delete(name)
-        harness.client.rpush(name, "not a record")
-        harness.client.expire(name, 60)
-        pairs = zip(keys, tokens, strict=True)
-        leases = [LeaseExtension(key, token, LEASE_MS, RETENTION_MS) for key, token in pairs]
+def test_commands_do_nothing_after_their_deadline(harness: RecordHarness) -> None:
+    """As copies that were sent before, and are executed after the call has ended."""
+    harness.completed()
+    before = harness.raw
+    late = [
+        begin(OTHER_KEY),
+        commands.reserve(OTHER_KEY, FIRST, HOLD_MS),
+        commands.forget(harness.key),
+    ]
+    past = harness.now_ms() - 1
+    for command in late:
+        arguments = [past if each is commands.DEADLINE else each for each in command.arguments]
+        config, key = harness.store.config, command.key
+        names = {commands.RECORD: config.name(key), commands.SLOT: config.slot_name(key)}
+        keys = [names[kind] for kind in command.keys]
 
-        replies = run_sync(harness.store.extend(leases))
+        raw = harness.client.eval(command.script.source, len(keys), *keys, *arguments)
 
-        cases = [reply.case if isinstance(reply, Reply) else type(reply) for reply in replies]
-        assert cases == ["ok", "lost", CorruptRecordError, "ok"]
-        assert str(keys[2]) in str(replies[2])
-        assert run_sync(harness.store.extend([])) == []
+        reply = command.script.reply(raw)
+        assert reply.case == "late"
+        assert abs(reply.now_ms - harness.now_ms()) < 1000
+    assert harness.raw == before
+    assert run_sync(harness.store.get(OTHER_KEY)) is None
+
+
+def test_an_extension_of_many_leases_has_a_reply_for_each(harness: RecordHarness) -> None:
+    keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
+    tokens = [harness.started(key=key).token for key in keys]
+    run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
+    name = harness.store.name(keys[2])
+    harness.client.delete(name)
+    harness.client.rpush(name, "not a record")
+    harness.client.expire(name, 60)
+    pairs = zip(keys, tokens, strict=True)
+    leases = [LeaseExtension(key, token, LEASE_MS, RETENTION_MS) for key, token in pairs]
+
+    replies = run_sync(harness.store.extend(leases))
+
+    cases = [reply.case if isinstance(reply, Reply) else type(reply) for reply in replies]
+    assert cases == ["ok", "lost", CorruptRecordError, "ok"]
+    assert str(keys[2]) in str(replies[2])
+    assert run_sync(harness.store.extend([])) == []
 
 
 class TestOutcome:
-    def test_of_a_stale_execution_is_refused_with_what_is_stored(
-        self, harness: RecordHarness
-    ) -> None:
+    def test_of_a_stale_one_is_refused_with_what_is_stored(self, harness: RecordHarness) -> None:
         stale = harness.silent()
         successor = harness.started(task_id=SECOND)
         for refused in (harness.complete, harness.fail, harness.extend, harness.save_step):
@@ -176,6 +187,42 @@ class TestAbandon:
         assert harness.abandon(FIRST, worker).case == "ok"
 
 
+class TestGet:
+    def test_reads_a_running_execution_with_its_times(self, harness: RecordHarness) -> None:
+        begun = harness.started()
+
+        record = run_sync(harness.store.get(harness.key))
+
+        assert (record.state, record.task, record.key) == (
+            *(State.STARTED, "shop.charge"),
+            str(harness.key),
+        )
+        assert (record.task_id, record.worker) == (FIRST, WORKER)
+        assert (record.token, record.attempt) == (begun.token, 1)
+        now = datetime.fromtimestamp(harness.now_ms() / 1000, tz=timezone.utc)
+        for time, after_ms in (
+            (record.started_at, 0),
+            (record.deadline, LEASE_MS),
+            (record.expires_at, LEASE_MS + RETENTION_MS),
+        ):
+            assert abs(time - now - timedelta(milliseconds=after_ms)) < MOMENT
+        assert record.result is None
+
+    def test_reads_a_record_without_an_expiry(self, harness: RecordHarness) -> None:
+        harness.completed()
+        harness.client.persist(harness.name)
+
+        assert run_sync(harness.store.get(harness.key)).expires_at is None
+        harness.forget()
+
+    def test_reads_no_record_of_another_prefix(self, harness: RecordHarness, site: Site) -> None:
+        other = RecordHarness(store_at(**site.how, prefix="other"), harness.client)
+        harness.completed()
+
+        assert run_sync(other.store.get(harness.key)) is None
+        assert other.begin().case == "begun"
+
+
 def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> None:
     shown = harness.completed()
     harness.client.delete(harness.name)
@@ -202,16 +249,15 @@ def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> 
     assert not harness.client.exists(harness.name)
 
 
-class TestTokens:
-    def test_are_the_servers_time_in_microseconds(self, harness: RecordHarness) -> None:
-        replies = []
-        for _ in range(20):
-            replies.append(harness.begin())
-            harness.release(replies[-1].token)
+def test_tokens_are_the_servers_time_in_microseconds(harness: RecordHarness) -> None:
+    replies = []
+    for _ in range(20):
+        replies.append(harness.begin())
+        harness.release(replies[-1].token)
 
-        assert all(reply.token // 1000 == reply.now_ms for reply in replies)
-        # A token that was rounded to fourteen digits would end in two zeros.
-        assert any(reply.token % 100 for reply in replies)
+    assert all(reply.token // 1000 == reply.now_ms for reply in replies)
+    # A token that was rounded to fourteen digits would end in two zeros.
+    assert any(reply.token % 100 for reply in replies)
 
 
 class TestLabel:
@@ -282,14 +328,7 @@ class TestPublish:
         """A worker of another version, or with other options, does not know the slot."""
         collapsing = Turn(harness, waits=True)
         collapsing.first.publish()
-        command = commands.begin(
-            collapsing.first.key.turn,
-            execution_id=b"8 bytes.",
-            task_id=FIRST,
-            worker="w/1",
-            lease_ms=LEASE_MS,
-            retention_ms=RETENTION_MS,
-        )._replace(key=collapsing.first.key)
+        command = begin(collapsing.first.key.turn)._replace(key=collapsing.first.key)
         assert run_sync(collapsing.harness.store.execute(command)).case == "begun"
 
         assert collapsing.second.publish().case == "reserved"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -44,30 +45,17 @@ def test_an_error_of_the_server_keeps_the_connection(transport: ServerTransport)
     assert connection_of(transport) == before
 
 
-def test_a_connection_that_the_server_closed_is_replaced(
-    transport: ServerTransport, server: RedisServer
-) -> None:
-    before = connection_of(transport)
-    with server.client() as client:
-        client.client_kill_filter(_id=before)
-
-    assert connection_of(transport) != before
-
-
 def test_all_connections_are_replaced_after_a_restart(
     transport: ServerTransport, server: RedisServer
 ) -> None:
     together = threading.Barrier(5)
 
-    def wait() -> None:
+    def wait(_: int) -> None:
         together.wait()
         send(transport, "BLPOP", "nothing", "0.05")
 
-    threads = [threading.Thread(target=wait) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(wait, range(5)))
     server.restart()
 
     assert send(transport, "ECHO", "still there") == b"still there"
