@@ -84,11 +84,10 @@ def sent_signals() -> Iterator[list[str]]:
         def receive(name: str = name, **_: Any) -> None:
             names.append(name)
 
-        getattr(signals, name).connect(receive, weak=False)
-        receivers.append((name, receive))
+        getattr(signals, name).connect(receive)
+        receivers.append(receive)
     yield names
-    for name, receive in receivers:
-        getattr(signals, name).disconnect(receive)
+    receivers.clear()  # signals have weak references to them
 
 
 @pytest.fixture

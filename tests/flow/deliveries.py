@@ -21,9 +21,8 @@ from celery.worker.request import Request
 
 import celery_idempotent
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.scripts import Reply
 from tests.servers.redis_server import RedisServer
+from tests.store.record_harness import RecordHarness
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
@@ -48,6 +47,12 @@ class Deliveries:
         """Publishes a message and returns it as the worker receives it."""
         self.task.apply_async(args, **options)
         return self.received()
+
+    def delivered(self, *args: Any, **options: Any) -> Request:
+        """Publishes a message, delivers it and returns it."""
+        message = self.publish(*args, **options)
+        self.deliver(message)
+        return message
 
     def received(self) -> Request:
         """The message in the broker."""
@@ -88,17 +93,17 @@ class Deliveries:
         return End("failure", error)
 
 
-def begin_elsewhere(task: IdempotentTask, order: str, **changes: Any) -> Reply:
-    """Begins an execution of the key in another worker."""
-    arguments: dict[str, Any] = {"task_id": "the other", "worker": "elsewhere/1"}
-    begin = commands.begin(
-        task.idempotency_key_of(*([order] if order else [])),
-        execution_id=b"another!",
-        lease_ms=60_000,
-        retention_ms=60_000,
-        **(arguments | changes),
-    )
-    return task.idempotency_configuration.execute(begin)
+def record_of(task: IdempotentTask, *args: Any) -> RecordHarness:
+    """The record of a call."""
+    store = task.idempotency_configuration.executor.store
+    return RecordHarness(store, store.client, task.idempotency_key_of(*args))
+
+
+def begin_elsewhere(task: IdempotentTask, order: str) -> int:
+    """Begins an execution of the key in another worker; returns its token."""
+    begun = record_of(task, order).begin(task_id="the other", worker="elsewhere/1")
+    assert begun.case == "begun"
+    return begun.token
 
 
 class SignalAtLine:

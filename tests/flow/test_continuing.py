@@ -10,11 +10,9 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.record import Payload, layout
-from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
 from celery_idempotent.core.task.publish.put_back import seconds_until
-from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
+from tests.flow.deliveries import Deliveries, End, Offer, record_of
 
 Make = Callable[..., IdempotentTask]
 
@@ -32,23 +30,18 @@ class Copy:
         self.deliveries = Deliveries(app, self.task)
         self.report = app.signature("report", immutable=True, queue="reports")
         self.message = self.deliveries.publish(link=self.report)
-        self.key = self.task.idempotency_key_of()
-        self._execute = self.task.idempotency_configuration.execute
+        self.record = record_of(self.task)
 
     def complete(self, sending_ms: int = 60_000) -> None:
-        begun = begin_elsewhere(self.task, "", task_id=self.message.id, worker="here/1")
-        self.token = layout.begun(begun.raw).token
-        payload = Payload("json", b"1")
-        complete = commands.complete(self.key, self.token, payload, 60_000, sending_ms=sending_ms)
-        assert self._execute(complete).case == "ok"
+        self.token = self.record.started(task_id=self.message.id, worker="here/1").token
+        assert self.record.complete(self.token, sending_ms=sending_ms).case == "ok"
 
     def mark(self) -> None:
-        self._execute(commands.mark_sent(self.key, self.token))
+        self.record.mark_sent(self.token)
 
     def die(self) -> None:
         """Ends the time of the other delivery, as its parent does."""
-        abandon = commands.abandon(self.key, self.message.id, "here/1", grace_ms=0, reason="")
-        assert self._execute(abandon).case == "sending"
+        assert self.record.abandon(self.message.id, "here/1").case == "sending"
 
     def deliver(self) -> End:
         return self.deliveries.deliver(self.message)
@@ -70,9 +63,7 @@ def test_is_put_back_and_sends_none(task: Make, broker_app: Celery) -> None:
     assert copy.reports() == 0
 
 
-def test_comes_back_when_the_time_of_the_other_delivery_ends(
-    task: Make, broker_app: Celery
-) -> None:
+def test_comes_back_when_the_time_of_the_other_one_ends(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete(sending_ms=20_000)
     for _ in range(7):

@@ -20,6 +20,15 @@ HANDLERS = ("before_start", "on_success", "on_failure", "after_return")
 Make = Callable[..., Any]
 
 
+def noting(name: str) -> Callable[..., None]:
+    """Returns a handler that notes its call."""
+
+    def handler(self: Any, *_: Any) -> None:
+        self.notes.append(name)
+
+    return handler
+
+
 class Handling:
     """Notes the calls of handlers and of ``__call__``."""
 
@@ -29,17 +38,7 @@ class Handling:
         self.notes.append("__call__")
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
-    def before_start(self, *_: Any) -> None:
-        self.notes.append("before_start")
-
-    def on_success(self, *_: Any) -> None:
-        self.notes.append("on_success")
-
-    def on_failure(self, *_: Any) -> None:
-        self.notes.append("on_failure")
-
-    def after_return(self, *_: Any) -> None:
-        self.notes.append("after_return")
+    before_start, on_success, on_failure, after_return = map(noting, HANDLERS)
 
 
 class ShopTask(Handling, IdempotentTask):

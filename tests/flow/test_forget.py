@@ -46,7 +46,7 @@ def test_a_call_whose_key_is_its_task_id_is_named_by_it(task: Make, args: tuple[
         task(run, key=TASK_ID).idempotency_forget(*args)
 
 
-def test_a_call_whose_lease_has_expired_is_forgotten(
+def test_a_call_with_an_expired_lease_is_forgotten(
     task: Make, idempotency: IsolatedRecords
 ) -> None:
     charge = task(run)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import celery
 import pytest
-from celery import signals
+from celery import chord, signals
+from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
-from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
+from celery.states import FAILURE, PENDING, STARTED, SUCCESS
 from celery.worker.request import Request
 from redis import CredentialProvider
 
@@ -18,7 +19,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.core.store import scripts
 from celery_idempotent.core.store.node import THRESHOLD
-from celery_idempotent.signals import begin_replied
+from celery_idempotent.signals import begin_replied, completed
 from celery_idempotent.signals import replayed as replayed_signal
 from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
@@ -28,7 +29,9 @@ from tests.flow.deliveries import (
     Deliveries,
     Offer,
     begin_elsewhere,
+    long_text,
     meta_of,
+    pay,
     recorded,
     sent_by,
 )
@@ -60,15 +63,13 @@ class TestResult:
 
     @pytest.mark.core
     @pytest.mark.parametrize(
-        "settings",
-        exhaustive_except(SETTINGS, "json", "extended", "pickle", "result is encrypted"),
+        "settings", exhaustive_except(SETTINGS, "json", "extended", "pickle", "result is encrypted")
     )
     def test_is_as_without_it(self, server: RedisServer, offer: Offer, settings: str) -> None:
         found = []
         orders = ["third", "duplicate"] if settings != "result is not stored" else ["third"]
-        by_celery = [
-            name if settings != "no expiry" else name.replace("SETEX", "SET") for name in BY_CELERY
-        ]
+        setex = "SETEX" if settings != "no expiry" else "SET"
+        by_celery = [setex if name == "SETEX" else name for name in BY_CELERY]
         for is_on in (True, False):
             with server.client() as client:
                 client.flushall()
@@ -77,20 +78,17 @@ class TestResult:
             assert sent == (FUSED if is_on else by_celery)
             for order in orders:
                 options = {"task_id": f"the {order} {is_on}", "group_id": f"the group of {order}"}
-                message = deliveries.publish("third", **options)
-                deliveries.deliver(message)
+                message = deliveries.delivered("third", **options)
                 key = deliveries.app.backend.get_key_for_task(message.id)
                 with server.client() as client:
-                    expires = client.ttl(key)
-                    size = client.strlen(key)
+                    expires, size = client.ttl(key), client.strlen(key)
                 meta = meta_of(deliveries, message.id)
                 assert meta.pop("date_done")
                 assert meta.pop("task_id") == message.id
                 found.append((meta, expires, size + is_on))
 
-        for (fused, expires, size), (plain, plain_expires, plain_size) in zip(
-            found[: len(orders)], found[len(orders) :], strict=True
-        ):
+        by_order = zip(found[: len(orders)], found[len(orders) :], strict=True)
+        for (fused, expires, size), (plain, plain_expires, plain_size) in by_order:
             assert fused == plain
             assert fused["result"] == {"receipt": "third"}
             assert fused["group_id"].startswith("the group of ")
@@ -105,25 +103,10 @@ class TestResult:
             return order
 
         deliveries = offer(order)
-        message = deliveries.publish("parent")
-        deliveries.deliver(message)
+        message = deliveries.delivered("parent")
 
         ((child, _), *_) = meta_of(deliveries, message.id)["children"]
         assert child[0] == "the child"
-
-    @pytest.mark.core
-    def test_wakes_a_caller_who_waits(self, offer: Offer) -> None:
-        deliveries = offer()
-        message = deliveries.publish("order")
-        result = deliveries.task.AsyncResult(message.id)
-        values: list[Any] = []
-        caller = threading.Thread(target=lambda: values.append(result.get(timeout=SOON)))
-        caller.start()
-
-        deliveries.deliver(message)
-        caller.join(SOON)
-
-        assert values == [{"receipt": "order"}]
 
 
 class TestObservers:
@@ -148,7 +131,7 @@ class TestObservers:
     def test_are_called_as_ever(self, offer: Offer, is_on: bool) -> None:
         deliveries = offer(base=self.Observed, idempotency_fused_completion=is_on)
         notes = type(deliveries.task).notes = []
-        receivers = []
+        receivers = []  # signals have weak references to them
         for name in self.NAMES:
 
             def receive(name: str = name, sender: Any = None, **details: Any) -> None:
@@ -156,17 +139,13 @@ class TestObservers:
                 stored = sender.AsyncResult(sender.request.id).state
                 notes.append((name, *seen, sender.request.ignore_result, stored))
 
-            getattr(signals, name).connect(receive, weak=False)
-            receivers.append((name, receive))
-        try:
-            deliveries.deliver(deliveries.publish("order"))
-            value = {"receipt": "order"}
-            first = notes.copy()
-            notes.clear()
-            deliveries.deliver(deliveries.publish("order"))
-        finally:
-            for name, receive in receivers:
-                getattr(signals, name).disconnect(receive)
+            getattr(signals, name).connect(receive, sender=deliveries.task)
+            receivers.append(receive)
+        deliveries.deliver(deliveries.publish("order"))
+        value = {"receipt": "order"}
+        first = notes.copy()
+        notes.clear()
+        deliveries.deliver(deliveries.publish("order"))
 
         assert first == [
             ("task_prerun", None, None, False, PENDING),
@@ -185,12 +164,9 @@ class TestObservers:
         def receive(sender: Any, **_: Any) -> None:
             assert sender.backend is not None
 
-        from celery_idempotent.signals import completed
-
         completed.connect(receive, sender=deliveries.task)
-        sent = sent_by(server, deliveries)
 
-        assert sent == FUSED
+        assert sent_by(server, deliveries) == FUSED
 
 
 class TestOtherEnds:
@@ -236,9 +212,7 @@ class TestOtherEnds:
             return object()
 
         deliveries = offer(fail)
-        message = deliveries.publish("order")
-
-        deliveries.deliver(message)
+        message = deliveries.delivered("order")
 
         assert meta_of(deliveries, message.id)["status"] == state
 
@@ -262,27 +236,9 @@ class TestEarlierResult:
             return "late"
 
         deliveries = offer(report)
-        message = deliveries.publish("order")
-
-        deliveries.deliver(message)
+        message = deliveries.delivered("order")
 
         assert meta_of(deliveries, message.id)["result"] == "early"
-
-    def test_a_retry_is_replaced(self, offer: Offer) -> None:
-        def retry(self: Any, order: str) -> int:
-            if not self.request.retries:
-                raise self.retry(countdown=0)
-            return int(self.request.retries)
-
-        deliveries = offer(retry)
-        message = deliveries.publish("order")
-        deliveries.deliver(message)
-        assert meta_of(deliveries, message.id)["status"] == RETRY
-        again = deliveries.next()
-
-        deliveries.deliver(again)
-
-        assert meta_of(deliveries, message.id)["result"] == 1
 
     @pytest.mark.skipif(
         tuple(map(int, celery.__version__.split(".")[:2])) < (5, 7), reason="new in Celery 5.7"
@@ -296,8 +252,7 @@ class TestEarlierResult:
     @pytest.mark.parametrize("lost", ["expired", "overwritten"])
     def test_a_redelivery_restores_it(self, offer: Offer, lost: str) -> None:
         deliveries = offer()
-        message = deliveries.publish("order")
-        deliveries.deliver(message)
+        message = deliveries.delivered("order")
         backend = deliveries.app.backend
         key = backend.get_key_for_task(message.id)
         if lost == "expired":
@@ -326,29 +281,13 @@ def test_a_database_transaction(
     effects.create(engine)
     deliveries = offer(book, options={"idempotency_transaction": engine})
     with recorded(server) as sent:
-        message = deliveries.publish("order")
-        deliveries.deliver(message)
+        message = deliveries.delivered("order")
 
     assert ("SETEX" in sent) == (not has_record), "the row decides, and Celery writes its value"
     assert meta_of(deliveries, message.id)["result"] == "order"
     with engine.connect() as connection:
         assert len(connection.execute(effects.select()).all()) == 1
     engine.dispose()
-
-
-class Credentials(CredentialProvider):
-    """The default user's, who needs none."""
-
-    def get_credentials(self) -> tuple[str, str]:
-        return "default", "any"
-
-
-def test_records_and_results_may_have_the_same_credential_provider(
-    server: RedisServer, offer: Offer
-) -> None:
-    deliveries = offer(result_backend=f"{server.url}?credential_provider={__name__}:Credentials")
-
-    assert sent_by(server, deliveries) == FUSED
 
 
 def test_the_documented_rights_suffice(server: RedisServer, offer: Offer) -> None:
@@ -396,8 +335,7 @@ def test_a_replay_takes_two_round_trips(server: RedisServer, offer: Offer) -> No
 def test_a_redelivery_reads_its_result_only(server: RedisServer, offer: Offer) -> None:
     deliveries = offer()
     deliveries.deliver(deliveries.publish("warm-up"))
-    message = deliveries.publish("order")
-    deliveries.deliver(message)
+    message = deliveries.delivered("order")
     first = meta_of(deliveries, message.id)
 
     assert sent_by_duplicate(server, deliveries, message) == ["EVALSHA", "GET"]
@@ -427,11 +365,10 @@ def fail(self: Any, order: str) -> None:
 @pytest.mark.parametrize("case", ["off", "callback"])
 def test_other_calls_are_left_to_celery(server: RedisServer, offer: Offer, case: str) -> None:
     deliveries = offer(idempotency_fused_completion=case != "off")
-    deliveries.deliver(deliveries.publish("order"))
+    deliveries.delivered("order")
     link = deliveries.task.si("next") if case == "callback" else None
-    deliveries.deliver(deliveries.publish("order", link=link))  # loads the scripts
-    while deliveries.next() is not None:
-        pass  # what followed it
+    deliveries.delivered("order", link=link)  # loads the scripts
+    deliveries.purge()  # what followed it
     duplicate = deliveries.publish("order", link=link)
 
     sent = sent_by_duplicate(server, deliveries, duplicate)
@@ -442,11 +379,9 @@ def test_other_calls_are_left_to_celery(server: RedisServer, offer: Offer, case:
 
 def test_an_error_is_left_to_celery(server: RedisServer, offer: Offer) -> None:
     deliveries = offer(fail, options={"idempotency_replay_errors": (KeyError,)})
-    deliveries.deliver(deliveries.publish("order"))
-    duplicate = deliveries.publish("order")
-
+    deliveries.delivered("order")
     with recorded(server) as sent:
-        assert deliveries.deliver(duplicate).state == "failure"
+        duplicate = deliveries.delivered("order")
 
     assert sent.count("EVALSHA") == 1
     assert meta_of(deliveries, duplicate.id)["status"] == FAILURE
@@ -485,3 +420,142 @@ def test_an_open_breaker_sends_nothing(server: RedisServer, offer: Offer) -> Non
     assert sent[0] == "EVALSHA"
     assert sent[-4:] == BY_CELERY[-4:]
     assert sent.count("EVALSHA") == 1
+
+
+# Where it is off, and the worker's results are written by Celery alone.
+
+
+class OwnBackend(RedisBackend):
+    """A result backend of the user's."""
+
+
+class Credentials(CredentialProvider):
+    """The default user's, who needs none."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "default", "any"
+
+
+class OwnCall(IdempotentTask):
+    """A task that changes the value."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return {"value": super().__call__(*args, **kwargs)}
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "option": ({"idempotency_fused_completion": False}, "idempotency_fused_completion"),
+    "option of a task": (
+        {"options": {"idempotency_fused_completion": False}}, "idempotency_fused_completion",
+    ),
+    "other database": ({"idempotency_redis_url": "{url}1"}, "different servers, databases"),
+    "other user": (
+        {"idempotency_redis_url": "redis://default@{address}/0"}, "different servers, databases",
+    ),
+    "subclass": (
+        {"result_backend": f"{__name__}:OwnBackend+{{url}}0", "idempotency_redis_url": "{url}0"},
+        "OwnBackend",
+    ),
+    "ignored": ({"options": {"ignore_result": True}}, "ignore_result"),
+    "shadow": ({"idempotency_shadow": True}, "idempotency_shadow"),
+    "replicas": ({"idempotency_wait_replicas": 1}, "replicas"),
+}  # fmt: skip
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "link": lambda task: task.apply_async(("order",), link=task.si("next")),
+    "link_error": lambda task: task.apply_async(("order",), link_error=task.si("next")),
+    "chain": lambda task: (task.si("order") | task.si("next")).apply_async(),
+    "chord": lambda task: chord([task.si("order")])(task.si("next")),
+    "chain of the body": lambda task: task.delay("add to the chain"),
+    "ignore_result": lambda task: task.apply_async(("order",), ignore_result=True),
+}
+
+
+class TestWhereItIsOff:
+    """Celery writes the result, and `fusion_obstacle` names the reason."""
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_for_a_task(self, server: RedisServer, offer: Offer, case: str) -> None:
+        how, reason = CASES[case]
+        address = server.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        url = server.url.rpartition("/")[0] + "/"
+        filled = {
+            name: value.format(url=url, address=address) if isinstance(value, str) else value
+            for name, value in how.items()
+        }
+        deliveries = offer(**filled)
+
+        assert reason in deliveries.task.idempotency_configuration.fusion_obstacle
+
+    @pytest.mark.parametrize(
+        ("how", "commands"),
+        [
+            pytest.param({}, FUSED, marks=pytest.mark.core),
+            ({"base": OwnCall}, FUSED),
+            ({"result_backend": "{url}?credential_provider=" + f"{__name__}:Credentials"}, FUSED),
+            ({"idempotency_fused_completion": False}, BY_CELERY),
+            ({"body": long_text, "idempotency_max_result_size": 300}, BY_CELERY),
+            ({"options": {"idempotency_redis_client": True}}, BY_CELERY),
+        ],
+        ids=[
+            *("on", "an own call", "one credential provider for both"),
+            *("off", "a large result", "a client of the user"),
+        ],
+    )
+    def test_a_run_takes_two_round_trips_or_four(
+        self, server: RedisServer, offer: Offer, how: dict[str, Any], commands: list[str]
+    ) -> None:
+        if "options" in how:
+            how = {"options": {"idempotency_redis_client": server.client}}
+        if "result_backend" in how:
+            how = {"result_backend": how["result_backend"].format(url=server.url)}
+
+        assert sent_by(server, offer(**{"body": pay, **how})) == commands
+
+    def test_with_a_backend_of_the_task(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer()
+        task = deliveries.task
+        deliveries.deliver(deliveries.publish("in the app's"))
+        task.backend = backend = RedisBackend(f"{server.url.rpartition('/')[0]}/1", app=task.app)
+        message = deliveries.delivered("order")
+
+        assert backend.get_task_meta(message.id)["result"] == {"receipt": "order"}
+        assert deliveries.app.backend.get(backend.get_key_for_task(message.id)) is None
+        backend.result_consumer.stop()
+        backend.client.close()
+
+    def test_a_wrapper_of_an_instrumentation_does_not_turn_it_off(
+        self, server: RedisServer, offer: Offer
+    ) -> None:
+        deliveries = offer()
+        deliveries.app.finalize()
+        cls = type(deliveries.task)
+        original = cls.__call__
+        cls.__call__ = lambda self, *args, **kwargs: original(self, *args, **kwargs)
+
+        assert sent_by(server, deliveries) == FUSED
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("call", CALLS)
+    def test_for_a_call(self, server: RedisServer, offer: Offer, call: str) -> None:
+        deliveries = offer()
+        deliveries.deliver(deliveries.publish("warm-up"))
+        CALLS[call](deliveries.task)
+        message = deliveries.next()
+
+        with recorded(server) as sent:
+            deliveries.deliver(message)
+
+        assert sent[:2] == FUSED
+        assert ("SETEX" in sent) == (call not in ("link_error", "ignore_result"))
+
+    def test_for_an_eager_call(self, offer: Offer) -> None:
+        deliveries = offer(task_always_eager=True, task_store_eager_result=True)
+
+        result = deliveries.task.delay("order")
+
+        assert result.get() == {"receipt": "order"}
+        assert meta_of(deliveries, result.id)["status"] == SUCCESS

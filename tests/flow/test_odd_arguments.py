@@ -130,8 +130,7 @@ def test_a_retry_keeps_its_task_id(offer: Offer, is_eager: bool) -> None:
     deliveries = offer(body)
     result = deliveries.task.apply(("1",))
     if not is_eager:
-        message = deliveries.publish("1")
-        deliveries.deliver(message)
+        message = deliveries.delivered("1")
         result = deliveries.app.AsyncResult(message.id)
 
     with pytest.raises(TypeError, match=r"^retry\(\) takes no task_id: "):

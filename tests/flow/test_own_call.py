@@ -70,18 +70,14 @@ class TestBody:
             return [order, self(order[1:])] if order else "end"
 
         deliveries = offer(call_itself, base=Counting)
-        message = deliveries.publish("ab")
-
-        deliveries.deliver(message)
+        message = deliveries.delivered("ab")
 
         nested = ["counted", ["ab", ["counted", ["b", ["counted", "end"]]]]]
         assert meta_of(deliveries, message.id)["result"] == nested
 
     def test_of_a_message_without_idempotency(self, offer: Offer) -> None:
         deliveries = offer(describe, base=Counting)
-        message = deliveries.publish("order", idempotency_key=False)
-
-        deliveries.deliver(message)
+        message = deliveries.delivered("order", idempotency_key=False)
 
         assert meta_of(deliveries, message.id)["result"] == [
             "counted",
@@ -122,9 +118,7 @@ class TestOwnCall:
         assert results == [["counted", ["order", first.id, True]]] * 2
         assert type(deliveries.task).calls == before + 1
 
-    def test_of_an_eager_call_does_not_catch_a_conflict(
-        self, server: RedisServer, offer: Offer
-    ) -> None:
+    def test_of_an_eager_call_catches_no_conflict(self, server: RedisServer, offer: Offer) -> None:
         deliveries = offer(
             describe, base=Counting, options={"idempotency_on_conflict": "raise"},
             idempotency_redis_url=server.url,

@@ -25,13 +25,18 @@ def charge(broker_app: Celery, task: Callable[..., IdempotentTask]) -> Idempoten
     return task(charge, key="{order:d}", dedupe_publish=True)
 
 
+@pytest.fixture
+def registry(restored_receivers: None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    prometheus.connect(registry)
+    return registry
+
+
 def test_a_call_that_is_not_published_is_signalled_and_counted(
-    charge: IdempotentTask, restored_receivers: None
+    charge: IdempotentTask, registry: CollectorRegistry
 ) -> None:
     seen: list[dict[str, Any]] = []
     signals.deduplicated.connect(lambda **details: seen.append(details), weak=False)
-    registry = CollectorRegistry()
-    prometheus.connect(registry)
 
     first = charge.delay(7)
     second = charge.delay(7)
@@ -55,15 +60,13 @@ def test_a_call_that_is_not_published_is_signalled_and_counted(
 )
 def test_a_call_that_is_refused_at_the_publisher_is_signalled_and_counted(
     charge: IdempotentTask,
-    restored_receivers: None,
+    registry: CollectorRegistry,
     arguments: tuple[Any, ...],
     error: type[Exception],
     reason: str,
 ) -> None:
     seen: list[dict[str, Any]] = []
     signals.refused.connect(lambda **details: seen.append(details), weak=False)
-    registry = CollectorRegistry()
-    prometheus.connect(registry)
     charge.delay(7)
 
     with pytest.raises(error) as raised:

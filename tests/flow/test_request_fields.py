@@ -37,9 +37,7 @@ def rename(self: Any, end: str) -> str:
 def test_the_id_is_the_message_s(offer: Offer, end: str, options: dict[str, Any]) -> None:
     link = options.pop("link", False)
     deliveries = offer(rename, options={"idempotency_replay_errors": (LookupError,), **options})
-    message = deliveries.publish(end, **({"link": deliveries.task.si("linked")} if link else {}))
-
-    deliveries.deliver(message)
+    message = deliveries.delivered(end, **({"link": deliveries.task.si("linked")} if link else {}))
     if end in ("retries", "is replaced"):
         message = deliveries.received()
         deliveries.deliver(message)
@@ -61,8 +59,7 @@ def test_a_handler_that_changes_the_id(offer: Offer) -> None:
 
     deliveries = offer()
     task_prerun.connect(change, sender=deliveries.task)
-    message = deliveries.publish("order")
-    deliveries.deliver(message)
+    message = deliveries.delivered("order")
 
     assert deliveries.app.AsyncResult(message.id).state == "SUCCESS"
 
@@ -100,8 +97,7 @@ def test_a_call_as_a_function_has_the_headers_of_the_message(
 
     def outcome(base: Any) -> Any:
         deliveries = offer(body, base=base)
-        message = deliveries.publish(1, headers=headers)
-        deliveries.deliver(message)
+        message = deliveries.delivered(1, headers=headers)
         return deliveries.app.AsyncResult(message.id).result
 
     assert outcome(IdempotentTask) == outcome(Task) == (headers or None)
@@ -182,8 +178,7 @@ def fields_of(message: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("end", ["returns", "retries", "is replaced"])
 def test_an_id_that_is_no_text(offer: Offer, task_id: UUID | bytes, end: str) -> None:
     deliveries = offer(rename)
-    message = deliveries.publish(end, task_id=task_id)
-    deliveries.deliver(message)
+    message = deliveries.delivered(end, task_id=task_id)
     if end != "returns":
         message = deliveries.received()
         deliveries.deliver(message)

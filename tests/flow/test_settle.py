@@ -14,48 +14,29 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.payload.codec import DELEGATED
-from celery_idempotent.core.record import Payload, Record, layout
-from celery_idempotent.core.store import commands, run_sync
+from celery_idempotent.core.record import Record
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.task.publish import kept_message
 from celery_idempotent.testing import IsolatedRecords
-from tests.flow.deliveries import Offer, begin_elsewhere
+from tests.flow.deliveries import Offer, begin_elsewhere, record_of
 from tests.servers.redis_server import RedisServer
+from tests.store.record_harness import SECOND
 from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]
 
 
-def lose_to_another_that_completes(
+def lose_to_one_that_completes(
     task: IdempotentTask, order: str, idempotency: IsolatedRecords
 ) -> None:
     idempotency.expire_lease(task, order)
     assert task.delay(order).get() == "the other's"
 
 
-def lose_to_another_that_runs(
-    task: IdempotentTask, order: str, idempotency: IsolatedRecords
-) -> int:
-    """Returns the token of the other execution."""
+def lose_to_one_that_runs(task: IdempotentTask, order: str, idempotency: IsolatedRecords) -> None:
     idempotency.expire_lease(task, order)
-    begun = begin_elsewhere(task, order)
-    assert begun.case == "begun"
-    return layout.begun(begun.raw).token
-
-
-def lose_to_another_that_is_replaced(
-    task: IdempotentTask, order: str, idempotency: IsolatedRecords
-) -> None:
-    token = lose_to_another_that_runs(task, order, idempotency)
-    delegated = commands.complete(
-        task.idempotency_key_of(order),
-        token,
-        Payload(DELEGATED, layout.write_replacement(1, "the other", b"")),
-        60_000,
-    )
-    assert run_sync(task.idempotency_configuration.executor.store.execute(delegated)).case == "ok"
+    begin_elsewhere(task, order)
 
 
 def wait_for_loss(task: IdempotentTask) -> None:
@@ -67,6 +48,14 @@ def wait_for_loss(task: IdempotentTask) -> None:
     pytest.fail("the heartbeat has not noticed")
 
 
+def fail(task: IdempotentTask) -> None:
+    raise ValueError("its own")
+
+
+def keep_a_step(task: IdempotentTask) -> None:
+    task.idempotency.step("book", str, "booked")
+
+
 @pytest.mark.parametrize("end", ["returns", "raises", "raises for good", "checks"])
 def test_an_execution_gives_way_to_another_that_has_completed(
     task: Make, idempotency: IsolatedRecords, sent_signals: list[str], end: str
@@ -74,7 +63,7 @@ def test_an_execution_gives_way_to_another_that_has_completed(
     def body(self: IdempotentTask, order: str) -> str:
         if self.idempotency.recovered:
             return "the other's"
-        lose_to_another_that_completes(slow, order, idempotency)
+        lose_to_one_that_completes(slow, order, idempotency)
         if end == "checks":
             wait_for_loss(self)
         if end != "returns":
@@ -94,7 +83,7 @@ class TestAnotherExecutionRuns:
         self, task: Make, idempotency: IsolatedRecords, end: str
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
-            lose_to_another_that_runs(slow, order, idempotency)
+            lose_to_one_that_runs(slow, order, idempotency)
             if end == "checks":
                 wait_for_loss(self)
             if end in ("raises", "exits"):
@@ -115,7 +104,8 @@ class TestAnotherExecutionRuns:
         app.conf.task_store_eager_result = True  # else Celery would rather not be asked for any
 
         def body(self: IdempotentTask, order: str) -> str:
-            lose_to_another_that_is_replaced(slow, order, idempotency)
+            idempotency.expire_lease(slow, order)
+            complete_by_replacement(slow, order)
             return "late"
 
         slow = task(body)
@@ -258,53 +248,36 @@ class TestTheStoreIsAway:
         assert sent_signals == ["begun", "completed"]
         assert slow.idempotency_record("1").result == "kept in the end"
 
-    def test_a_key_that_cannot_be_given_back_raises_the_tasks_own_error(
-        self, task: Make, own_server: RedisServer, sent_signals: list[str]
+    @pytest.mark.parametrize(
+        ("act", "error"),
+        [
+            (fail, ValueError),
+            pytest.param(wait_for_loss, LeaseLostError, marks=pytest.mark.exhaustive),
+            pytest.param(keep_a_step, StoreUnavailableError, marks=pytest.mark.exhaustive),
+        ],
+    )
+    def test_the_error_of_a_body_is_raised_though_the_key_cannot_be_given_back(
+        self,
+        task: Make,
+        own_server: RedisServer,
+        sent_signals: list[str],
+        act: Callable[[IdempotentTask], None],
+        error: type[Exception],
     ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
+        def body(self: IdempotentTask, order: str) -> None:
             own_server.kill()
-            raise ValueError("its own")
+            act(self)
 
         slow = task(body, redis_url=own_server.url)
 
-        with pytest.raises(ValueError, match="its own"):
+        with pytest.raises(error):
             slow.delay("1")
         assert sent_signals == ["begun"]
 
-    @pytest.mark.exhaustive
-    def test_an_execution_that_stops_cannot_ask_who_took_over(
-        self, task: Make, own_server: RedisServer
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            own_server.kill()
-            wait_for_loss(self)
-            return "unreachable"
-
-        slow = task(body, redis_url=own_server.url)
-
-        with pytest.raises(LeaseLostError):
-            slow.delay("1")
-
-    @pytest.mark.exhaustive
-    def test_a_step_that_cannot_be_kept_ends_the_execution(
-        self, task: Make, own_server: RedisServer
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            return self.idempotency.step("stop the store", lambda: own_server.kill() or "done")
-
-        slow = task(body, redis_url=own_server.url)
-
-        with pytest.raises(StoreUnavailableError):
-            slow.delay("1")
-
 
 def complete_by_replacement(task: IdempotentTask, order: str) -> None:
-    """Stores what a task stores that has replaced itself by the task "another"."""
-    configuration = task.idempotency_configuration
-    key = task.idempotency_key_of(order)
-    token = layout.begun(begin_elsewhere(task, order).raw).token
-    payload = Payload(DELEGATED, layout.write_task_id("another"))
-    assert configuration.execute(commands.delegate(key, token, payload, 1, 60_000)).case == "ok"
+    """Stores what a task stores that has replaced itself by the task `SECOND`."""
+    assert record_of(task, order).delegate(begin_elsewhere(task, order), 1).case == "ok"
 
 
 @pytest.mark.parametrize("error", [ValueError("no card"), StopIteration("no card")])
@@ -317,7 +290,7 @@ def test_an_error_of_the_replacement_is_raised_unchanged(
     app.conf.task_store_eager_result = True
     charge = task(body, replay_errors=(type(error),))
     complete_by_replacement(charge, "1")
-    app.backend.mark_as_failure("another", error)
+    app.backend.mark_as_failure(SECOND, error)
 
     with pytest.raises(type(error)) as caught:
         charge.delay("1")

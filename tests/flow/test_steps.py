@@ -60,9 +60,7 @@ class Booking:
 @pytest.mark.parametrize(
     "func", [book, partial(book), lambda: book(), Booking(), book_lazily, book_one_by_one]
 )
-def test_a_function_whose_code_has_not_run_is_refused(
-    task: Make, func: Any, protected: bool
-) -> None:
+def test_a_step_whose_code_has_not_run_is_refused(task: Make, func: Any, protected: bool) -> None:
     def ship(self: Any, order: str) -> Any:
         with pytest.raises(SettingsError, match="^step 'book' returned an? .*, whose code has not"):
             self.idempotency.step("book", func)
