@@ -14,12 +14,13 @@ from sqlalchemy.engine import make_url
 from celery_idempotent import Idempotency
 from celery_idempotent.core.flow.thread import Executor
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.store import commands, run_sync
+from celery_idempotent.core.store import commands
 from celery_idempotent.sql.outcomes import Claim, Statements
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, effects, output_of, run_module
+from tests.store.record_harness import RecordHarness
 
 
 class Shop:
@@ -48,20 +49,10 @@ def forget_records(idem: Idempotency) -> None:
 
 def poison(executor: Executor, key: Key) -> None:
     """Poisons `key`: it may have one execution, which dies."""
-    store = executor.store
-    run_sync(store.execute(commands.forget(key, force=True)))
-    begin = commands.begin(
-        key,
-        execution_id=b"0" * 8,
-        task_id="dead",
-        worker="",
-        lease_ms=60_000,
-        retention_ms=60_000,
-    )
-    reply = run_sync(store.execute(begin))
-    assert reply.case == "begun"
-    token = store.record(key, reply.raw).token
-    assert run_sync(store.execute(commands.poison(key, token, 60_000))).case == "ok"
+    record = RecordHarness(executor.store, executor.store.client, key)
+    record.forget()
+    token = record.started(task_id="dead").token
+    assert record.execute(commands.poison(key, token, 60_000)).case == "ok"
 
 
 def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 from celery import Celery, chain, group
@@ -24,8 +25,6 @@ set_up_django(sys.argv[1])
 from django.core import checks  # noqa: E402 - Django has to be set up
 from django.core.management import call_command  # noqa: E402 - Django has to be set up
 from django.db import IntegrityError, OperationalError, connection, connections, router, transaction  # noqa: E402
-from django.http import HttpRequest, HttpResponse  # noqa: E402
-from django.test import RequestFactory  # noqa: E402
 from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
@@ -117,22 +116,6 @@ def test_a_call_inside_atomic_is_refused() -> None:
     assert call.result() == [1, 1, 1, 1], "the key is free"
 
 
-def test_a_call_under_atomic_requests_is_refused() -> None:
-    call = NamingCall()
-
-    def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(call())
-
-    settings = connection.settings_dict
-    settings["ATOMIC_REQUESTS"] = True
-    from django.core.handlers.base import BaseHandler
-
-    response = BaseHandler().make_view_atomic(view)(RequestFactory().get("/"))
-    settings["ATOMIC_REQUESTS"] = False
-    assert response.content == b"TransactionError"
-    assert (call.runs, effects(call.name)) == (0, 0)
-
-
 class ReadsFromReplica:
     """A database router."""
 
@@ -142,23 +125,18 @@ class ReadsFromReplica:
 
 def test_claim_and_outcome_are_never_read_from_a_replica() -> None:
     """The replica is unavailable, so that whatever is read from it fails."""
-    connections.databases["replica"] = {
-        **connection.settings_dict,
-        "NAME": "/nonexistent/replica.db",
-        "PORT": "1",
-    }
-    routers, router.routers = router.routers, [ReadsFromReplica()]
+    away = {**connection.settings_dict, "NAME": "/nonexistent/replica.db", "PORT": "1"}
     call = NamingCall()
-    try:
+    with (
+        patch.dict(connections.databases, replica=away),
+        patch.object(router, "routers", [ReadsFromReplica()]),
+    ):
         with suppress(OperationalError):
             Outcome.objects.first()
             raise AssertionError("the ORM's reads go where the router sends them")
         first = call()
         idem.executor.store.client.flushdb()
         assert [first, call(), call.runs, effects(call.name)] == [1, 1, 1, 1], "the row has it"
-    finally:
-        router.routers = routers
-        del connections.databases["replica"]
 
 
 def test_nested_atomic_blocks_are_savepoints() -> None:
@@ -237,32 +215,9 @@ def tasks(messages: list[list[str]]) -> list[str]:
     return sorted(task for task, _ in messages)
 
 
-@contextmanager
-def interrupted_commit() -> Iterator[None]:
-    """A signal comes after the next commit."""
-    commit = DjangoSession.commit
-
-    def die(session: DjangoSession) -> None:
-        DjangoSession.commit = commit  # type: ignore[method-assign]
-        session.commit()
-        raise KeyboardInterrupt
-
-    DjangoSession.commit = die  # type: ignore[method-assign]
-    yield
-
-
-@contextmanager
-def broker_unavailable() -> Iterator[None]:
-    send = app.amqp.send_task_message
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise BrokerError("connection refused")
-
-    app.amqp.send_task_message = refuse
-    try:
-        yield
-    finally:
-        app.amqp.send_task_message = send
+def broker_unavailable() -> Any:
+    error = BrokerError("connection refused")
+    return patch.object(app.amqp, "send_task_message", side_effect=error)
 
 
 class PublishingCall(Call):
@@ -319,7 +274,13 @@ def test_what_is_rolled_back_to_a_savepoint_is_not_published() -> None:
 def test_a_signal_after_the_commit() -> None:
     """A signal handler raises KeyboardInterrupt."""
     call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
-    with interrupted_commit(), suppress(KeyboardInterrupt):
+    commit = DjangoSession.commit
+
+    def interrupt(session: DjangoSession) -> None:
+        commit(session)
+        raise KeyboardInterrupt
+
+    with patch.object(DjangoSession, "commit", interrupt), suppress(KeyboardInterrupt):
         call()
     assert [*call.result(), call.outboxes] == [1, 1, 1, ["notify"], 0]
 
@@ -327,16 +288,15 @@ def test_a_signal_after_the_commit() -> None:
 def test_a_replayed_error_of_the_commit_publishes_nothing() -> None:
     """A deferred constraint fails: its error is the outcome, and nothing is published."""
 
-    def during(name: str) -> None:
-        on_commit(partial(notify.delay, name))
-
     def refuse(session: DjangoSession) -> None:
-        DjangoSession.commit = commit  # type: ignore[method-assign]
+        refused.stop()
         session.rollback()
         raise IntegrityError
 
+    refused = patch.object(DjangoSession, "commit", refuse)
+    refused.start()
+    during = lambda name: on_commit(partial(notify.delay, name))  # noqa: E731
     call = PublishingCall(during, replay_errors=(IntegrityError,))
-    commit, DjangoSession.commit = DjangoSession.commit, refuse  # type: ignore[method-assign]
     error = "IntegrityError: "
     assert call.result() == [error, error, 0, []]
 
@@ -344,17 +304,15 @@ def test_a_replayed_error_of_the_commit_publishes_nothing() -> None:
 def test_messages_in_the_row_are_published_once_more_with_the_same_ids() -> None:
     """As after a kill: the row has messages, and Redis has no record."""
     call = PublishingCall(lambda name: on_commit(chain(notify.si(name), bill.si(name)).apply_async))
-    outboxes: list[Any] = []
 
     def keep(session: DjangoSession, statement: str, values: Any) -> Any:
         if "outbox = NULL WHERE id" in statement:
-            outboxes.append(values)
             statement = statement.replace("outbox = NULL", "owner = owner")
         return execute(session, statement, values)
 
-    execute, DjangoSession.execute = DjangoSession.execute, keep  # type: ignore[method-assign]
-    first = call()
-    DjangoSession.execute = execute  # type: ignore[method-assign]
+    execute = DjangoSession.execute
+    with patch.object(DjangoSession, "execute", keep):
+        first = call()
     before = published()
     left = call.outboxes
     idem.executor.store.client.flushdb()

@@ -65,19 +65,13 @@ class TestBlocks:
 
         with pytest.raises(ZeroDivisionError):
             charge(fail=True)
-        assert database.effects(order) == 0
+        with idem.execution(order, transaction=database.engine) as incomplete:
+            incomplete.connection.execute(effects.insert().values(name=order, pid=0))
+        assert (database.effects(order), database.rows(incomplete.key)) == (0, [])
         receipt = charge()
         forget_records(idem)
         assert charge() == receipt
         assert database.effects(order) == 1
-
-    def test_a_block_that_does_not_complete_rolls_back(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
-        with idem.execution(order, transaction=database.engine) as execution:
-            execution.connection.execute(effects.insert().values(name=order, pid=0))
-        assert database.effects(order) == 0
-        assert database.rows(execution.key) == []
 
     def test_without_redis(self, database: TestDatabase, order: str) -> None:
         away = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex, on_store_error="run")
@@ -96,9 +90,7 @@ class TestBlocks:
         assert receipts[0] == receipts[1]
         assert database.effects(order) == 1
 
-    def test_asynchronous_blocks_are_refused(
-        self, server: RedisServer, database: TestDatabase
-    ) -> None:
+    def test_async_blocks_are_refused(self, server: RedisServer, database: TestDatabase) -> None:
         idem = Idempotency(server.url, transaction=database.engine)
 
         async def enter() -> None:

@@ -127,27 +127,26 @@ OPEN_TRANSACTIONS = {
 }
 
 
-class TestIdleTransaction:
-    def test_is_ended_by_the_server(
-        self, shop: Shop, database_server: SQLServer, kind: str, order: str
-    ) -> None:
-        """PostgreSQL's ``idle_in_transaction_session_timeout``; MariaDB's sends no error."""
-        if kind == "postgresql":
-            set_idle_timeout(database_server, "500")
-        result = shop.start(order)
-        if kind == "mariadb":
-            for number in eventually(lambda: query(shop.database, OPEN_TRANSACTIONS[kind])):
-                database_server.execute(f"KILL {number}")
-                # The list of transactions is not updated while it is read every 0.1 s.
-                connection = f"SELECT id FROM information_schema.processlist WHERE id = {number}"
-                eventually(lambda: not query(shop.database, connection), "it is ended")  # noqa: B023
-        else:
-            eventually(lambda: not query(shop.database, OPEN_TRANSACTIONS[kind]), "it is ended")
-            set_idle_timeout(database_server, "DEFAULT")
-        shop.release(order)
+def test_an_idle_transaction_is_ended_by_the_server(
+    shop: Shop, database_server: SQLServer, kind: str, order: str
+) -> None:
+    """PostgreSQL's ``idle_in_transaction_session_timeout``; MariaDB's sends no error."""
+    if kind == "postgresql":
+        set_idle_timeout(database_server, "500")
+    result = shop.start(order)
+    if kind == "mariadb":
+        for number in eventually(lambda: query(shop.database, OPEN_TRANSACTIONS[kind])):
+            database_server.execute(f"KILL {number}")
+            # The list of transactions is not updated while it is read every 0.1 s.
+            connection = f"SELECT id FROM information_schema.processlist WHERE id = {number}"
+            eventually(lambda: not query(shop.database, connection), "it is ended")  # noqa: B023
+    else:
+        eventually(lambda: not query(shop.database, OPEN_TRANSACTIONS[kind]), "it is ended")
+        set_idle_timeout(database_server, "DEFAULT")
+    shop.release(order)
 
-        assert_charged_once(shop, order, result.get(timeout=SOON))
-        assert shop.starts(order) > 1
+    assert_charged_once(shop, order, result.get(timeout=SOON))
+    assert shop.starts(order) > 1
 
 
 def query(database: TestDatabase, statement: str) -> list[int]:
@@ -162,20 +161,18 @@ def set_idle_timeout(server: SQLServer, milliseconds: str) -> None:
     server.execute("SELECT pg_reload_conf()")
 
 
-class TestDeadlock:
-    @pytest.mark.exhaustive
-    def test_is_put_back(self, shop: Shop, database_server: SQLServer, order: str) -> None:
-        other = order[::-1]
-        with shop.database.engine.begin() as connection:
-            for name in (order, other):
-                connection.execute(effects.insert().values(name=name, pid=0))
-        results = [
-            shop.app.send_task("sql_shop.transfer", names)
-            for names in ((order, other), (other, order))
-        ]
+@pytest.mark.exhaustive
+def test_a_deadlock_is_put_back(shop: Shop, database_server: SQLServer, order: str) -> None:
+    other = order[::-1]
+    with shop.database.engine.begin() as connection:
+        for name in (order, other):
+            connection.execute(effects.insert().values(name=name, pid=0))
+    results = [
+        shop.app.send_task("sql_shop.transfer", names) for names in ((order, other), (other, order))
+    ]
 
-        assert [result.get(timeout=SOON) for result in results] == ["transferred"] * 2
-        starts = shop.starts(order) + shop.starts(other)
-        assert starts == 3, "one of them has run again"
-        for names in ((order, other), (other, order)):
-            assert shop.database.effects("-".join(name[:8] for name in names)) == 1
+    assert [result.get(timeout=SOON) for result in results] == ["transferred"] * 2
+    starts = shop.starts(order) + shop.starts(other)
+    assert starts == 3, "one of them has run again"
+    for names in ((order, other), (other, order)):
+        assert shop.database.effects("-".join(name[:8] for name in names)) == 1

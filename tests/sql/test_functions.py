@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -43,16 +44,14 @@ class TestOutcomes:
         assert shop.effects(order) == 0
         assert shop.rows(shop.charge.idempotency_key_of(order)) == []
 
-    def test_a_replayed_error_has_a_row_and_no_effects(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
-        shop = Shop(idem, database, replay_errors=(ZeroDivisionError,))
+    def test_a_replayed_error_has_a_row_and_no_effects(self, new_shop: NewShop, order: str) -> None:
+        shop = new_shop(replay_errors=(ZeroDivisionError,))
         shop.during = lambda: 1 / 0
         for _ in range(2):
             with pytest.raises(ZeroDivisionError, match="division by zero"):
                 shop.charge(order)
             forget_records(shop.idem)
-        assert (shop.runs, database.effects(order)) == (1, 0)
+        assert (shop.runs, shop.effects(order)) == (1, 0)
 
     def test_other_arguments_are_refused_without_redis_too(self, shop: Shop, order: str) -> None:
         shop.charge(order, 1)
@@ -66,16 +65,16 @@ class TestOutcomes:
         "options", [{"store_result": False}, {"max_result_size": 100}], ids=str
     )
     def test_a_result_that_is_not_stored(
-        self, idem: Idempotency, database: TestDatabase, order: str, options: dict[str, Any]
+        self, new_shop: NewShop, order: str, options: dict[str, Any]
     ) -> None:
-        shop = Shop(idem, database, **options)
+        shop = new_shop(**options)
         shop.during = lambda: "x" * 1000
         shop.charge(order)
         forget_records(shop.idem)
 
         with pytest.raises(ResultNotStoredError):
             shop.charge(order)
-        assert database.effects(order) == 1
+        assert shop.effects(order) == 1
 
     def test_results_above_64_kib(self, shop: Shop, order: str) -> None:
         shop.during = lambda: "x" * 200_000
@@ -92,22 +91,19 @@ class TestOutcomes:
         assert len(shop.rows(shop.charge.idempotency_key_of(order))) == 1, "taken over"
 
 
-class TestEncryption:
-    def test_rows_are_encrypted(
-        self, server: RedisServer, database: TestDatabase, order: str
-    ) -> None:
-        cryptography = pytest.importorskip("cryptography.fernet")
-        keys = (cryptography.Fernet.generate_key(),)
-        idem = Idempotency(server.url, key_prefix=uuid4().hex, encryption_keys=keys)
-        shop = Shop(idem, database)
-        shop.during = lambda: "a secret"
-        shop.charge(order)
-        forget_records(shop.idem)
+def test_rows_are_encrypted(server: RedisServer, database: TestDatabase, order: str) -> None:
+    cryptography = pytest.importorskip("cryptography.fernet")
+    keys = (cryptography.Fernet.generate_key(),)
+    idem = Idempotency(server.url, key_prefix=uuid4().hex, encryption_keys=keys)
+    shop = Shop(idem, database)
+    shop.during = lambda: "a secret"
+    shop.charge(order)
+    forget_records(shop.idem)
 
-        assert shop.charge(order) == "a secret"
-        (row,) = database.rows(shop.charge.idempotency_key_of(order))
-        assert b"a secret" not in bytes(row.body)
-        idem.close()
+    assert shop.charge(order) == "a secret"
+    (row,) = database.rows(shop.charge.idempotency_key_of(order))
+    assert b"a secret" not in bytes(row.body)
+    idem.close()
 
 
 def controlled_by_session(connection: sa.Connection) -> None:
@@ -188,9 +184,7 @@ class TestBodyThatEndsItsTransaction:
         assert shop.effects(order) == 1
 
     @pytest.mark.parametrize("closes", [True, False])
-    def test_a_session_rolls_back_to_its_savepoint(
-        self, shop: Shop, order: str, closes: bool
-    ) -> None:
+    def test_a_session_returns_to_its_savepoint(self, shop: Shop, order: str, closes: bool) -> None:
         def during() -> str:
             connection = shop.idem.current.connection
             session = Session(bind=connection)
@@ -234,20 +228,16 @@ class TestConfiguration:
             shop.charge(order)
         assert shop.runs == 0
 
-    def test_coroutine_functions_are_refused(
-        self, idem: Idempotency, database: TestDatabase
-    ) -> None:
+    def test_async_functions_are_refused(self, idem: Idempotency, database: TestDatabase) -> None:
         async def charge() -> None: ...
 
         with pytest.raises(SettingsError, match="blocking function"):
             idem.idempotent(name="charge", transaction=database.engine)(charge)
 
-    def test_a_disabled_function_has_a_transaction(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
-        shop = Shop(idem, database, enabled=False)
+    def test_a_disabled_function_has_a_transaction(self, new_shop: NewShop, order: str) -> None:
+        shop = new_shop(enabled=False)
         shop.charge(order)
-        shop.during = lambda: idem.current.step("fail", lambda: 1 / 0, transaction=True)
+        shop.during = lambda: shop.idem.current.step("fail", lambda: 1 / 0, transaction=True)
         with pytest.raises(ZeroDivisionError):
             shop.charge(order)
 
@@ -269,22 +259,17 @@ class TestConfiguration:
 
 def count(engine: sa.Engine, work: Callable[[], Any]) -> dict[str, int]:
     """Returns how often each event has happened during `work`."""
-    counts = {"statements": 0, "begin": 0, "commit": 0, "rollback": 0}
+    counts = dict.fromkeys(("before_cursor_execute", "begin", "commit", "rollback"), 0)
 
-    def counter(name: str) -> Callable[..., None]:
-        def listener(*_: Any) -> None:
-            counts[name] += 1
+    def listener(name: str, *_: Any) -> None:
+        counts[name] += 1
 
-        return listener
-
-    events = {name: counter(name) for name in counts}
-    for name, listener in events.items():
-        sa.event.listen(engine, name.replace("statements", "before_cursor_execute"), listener)
-    try:
-        work()
-    finally:
-        for name, listener in events.items():
-            sa.event.remove(engine, name.replace("statements", "before_cursor_execute"), listener)
+    listeners = [(engine, name, partial(listener, name)) for name in counts]
+    for each in listeners:
+        sa.event.listen(*each)
+    work()
+    for each in listeners:
+        sa.event.remove(*each)
     return counts
 
 
@@ -309,5 +294,6 @@ def test_four_statements_more(server: RedisServer, database: TestDatabase) -> No
     idem.close()
     engine.dispose()
 
-    assert run == {**expected, "statements": expected["statements"] + 4}
+    statements = "before_cursor_execute"
+    assert run == {**expected, statements: expected[statements] + 4}
     assert set(replay.values()) == {0}, "it is answered from Redis"

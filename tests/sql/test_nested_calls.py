@@ -141,41 +141,38 @@ class TestPlainCalls:
         idem.close()
 
 
-class TestCallsWithAKey:
+@pytest.mark.parametrize("kind", ["function", "block", "eager task"])
+def test_calls_with_a_key_are_refused(
+    new_shop: Callable[..., Shop],
+    server: RedisServer,
+    database: TestDatabase,
+    order: str,
+    kind: str,
+) -> None:
     """They commit by themselves, and would wait for the locks of the body for ever."""
+    shop = new_shop(database.engine)
+    idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
 
-    @pytest.mark.parametrize("kind", ["function", "block", "eager task"])
-    def test_are_refused(
-        self,
-        new_shop: Callable[..., Shop],
-        server: RedisServer,
-        database: TestDatabase,
-        order: str,
-        kind: str,
-    ) -> None:
-        shop = new_shop(database.engine)
-        idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
+    def block(manager: AbstractContextManager[Any]) -> None:
+        with manager:
+            pass
 
-        def block(manager: AbstractContextManager[Any]) -> None:
-            with manager:
-                pass
+    ship = idem.idempotent(key="{order}", name="ship")(lambda order: None)
+    nested = {
+        "function": lambda: ship(order),
+        "block": lambda: block(idem.execution(order)),
+        "eager task": lambda: shop.book.apply((order,), throw=True),
+    }
+    raised: list[str] = []
 
-        ship = idem.idempotent(key="{order}", name="ship")(lambda order: None)
-        nested = {
-            "function": lambda: ship(order),
-            "block": lambda: block(idem.execution(order)),
-            "eager task": lambda: shop.book.apply((order,), throw=True),
-        }
-        raised: list[str] = []
+    def call(task: Any) -> None:
+        with pytest.raises(TransactionError) as caught:
+            nested[kind]()
+        raised.append(str(caught.value))
 
-        def call(task: Any) -> None:
-            with pytest.raises(TransactionError) as caught:
-                nested[kind]()
-            raised.append(str(caught.value))
-
-        shop.afterwards = call
-        assert shop.run(order) == "charged"
-        assert len(raised) == 1
-        assert "cannot begin inside another transaction" in raised[0]
-        nested[kind]()  # the key is free
-        idem.close()
+    shop.afterwards = call
+    assert shop.run(order) == "charged"
+    assert len(raised) == 1
+    assert "cannot begin inside another transaction" in raised[0]
+    nested[kind]()  # the key is free
+    idem.close()

@@ -246,9 +246,7 @@ def test_rows_whose_messages_are_not_published_are_kept(shop: Shop, database: Te
         assert deleted.rowcount == 1
 
 
-def test_health_finds_rows_that_should_have_been_deleted(
-    shop: Shop, database: TestDatabase
-) -> None:
+def test_health_finds_rows_that_should_be_deleted(shop: Shop, database: TestDatabase) -> None:
     def is_found() -> bool:
         return "purge-overdue" in shop.celery("health", "--fail-on", "never", "--timeout", "0")
 

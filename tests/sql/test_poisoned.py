@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -52,20 +53,15 @@ class TestPoisoned:
             return "committed late"
 
         shop.during = freeze
-        outcomes: list[Any] = []
-        first = threading.Thread(target=lambda: outcomes.append(shop.charge(order)))
-        first.start()
-        assert begun.wait(SOON)
-        poison_call(shop, order)
-        second = threading.Thread(target=lambda: outcomes.append(shop.charge(order)))
-        second.start()
-        second.join(0.2)
-        assert second.is_alive(), "it waits"
-        frozen.set()
-        first.join(SOON)
-        second.join(SOON)
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(shop.charge, order)
+            assert begun.wait(SOON)
+            poison_call(shop, order)
+            second = pool.submit(shop.charge, order)
+            assert wait([second], 0.2).not_done
+            frozen.set()
 
-        assert outcomes == ["committed late"] * 2
+        assert first.result() == second.result() == "committed late"
         assert shop.runs == 1
 
     def test_without_the_database_it_is_not_refused_for_good(

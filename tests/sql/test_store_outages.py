@@ -98,29 +98,28 @@ class TestUnavailable:
         assert_charged_once(shop, order, first, *calls)
 
 
-class TestFailover:
-    def test_to_a_replica_without_the_records(
-        self, shop_with: Callable[..., Shop], order: str
-    ) -> None:
-        with SentinelServers.start() as sentinels:
-            store = {
-                "idempotency_redis_url": sentinels.url,
-                "idempotency_redis_options": {"master_name": sentinels.master_name},
-            }
-            with shop_with(**store) as shop:
-                master, replica = sentinels.master, sentinels.replica
-                # Paused first, so that it cannot connect again.
-                replica.pause()
-                with master.client() as client:
-                    client.client_kill_filter(_type="replica")
-                ended, running = shop.charge(order), order[::-1]
-                ended.get(timeout=SOON)
-                first = shop.start(running)
-                master.kill()
-                replica.resume()
-                wait_until(lambda: sentinels.master is replica, "the replica was not promoted")
-                second = shop.charge(running)
-                shop.release(running)
+def test_a_failover_to_a_replica_without_records(
+    shop_with: Callable[..., Shop], order: str
+) -> None:
+    with SentinelServers.start() as sentinels:
+        store = {
+            "idempotency_redis_url": sentinels.url,
+            "idempotency_redis_options": {"master_name": sentinels.master_name},
+        }
+        with shop_with(**store) as shop:
+            master, replica = sentinels.master, sentinels.replica
+            # Paused first, so that it cannot connect again.
+            replica.pause()
+            with master.client() as client:
+                client.client_kill_filter(_type="replica")
+            ended, running = shop.charge(order), order[::-1]
+            ended.get(timeout=SOON)
+            first = shop.start(running)
+            master.kill()
+            replica.resume()
+            wait_until(lambda: sentinels.master is replica, "the replica was not promoted")
+            second = shop.charge(running)
+            shop.release(running)
 
-                assert_charged_once(shop, order, ended)
-                assert_charged_once(shop, running, first, second)
+            assert_charged_once(shop, order, ended)
+            assert_charged_once(shop, running, first, second)

@@ -79,9 +79,7 @@ def test_a_task_that_replaces_itself_and_is_killed(shop: Shop, order: str, point
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("until", ["finished", "started"])
-def test_a_key_that_runs_again_is_killed_after_its_commit(
-    shop: Shop, order: str, until: str
-) -> None:
+def test_a_key_that_runs_again_is_killed_after_commit(shop: Shop, order: str, until: str) -> None:
     def send() -> str:
         receipt: str = shop.app.send_task(f"sql_shop.until_{until}", (order,)).get(timeout=SOON)
         return receipt
