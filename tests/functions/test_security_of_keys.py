@@ -20,6 +20,12 @@ def names_of(client: redis.Redis, prefix: str) -> list[bytes]:
     return names
 
 
+def test_a_tenant_cannot_be_imitated_by_another_part_of_the_key(idem: Idempotency) -> None:
+    keys = [("a", "bc"), ("ab", "c"), ("a", "b", "c"), "a,bc", ("a,bc",), (("a", "bc"),)]
+
+    assert len({idem.key_of(each) for each in keys}) == len(keys)
+
+
 def test_engines_with_different_names_share_no_key(server: RedisServer, key: str) -> None:
     for name in ("web", "queue"):
         engine = Idempotency(server.url, key_prefix=key, name=name)
