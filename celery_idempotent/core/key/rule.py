@@ -241,13 +241,17 @@ class KeyRule:
             self._fixed, text = rule, f"the arguments {', '.join(rule)}"
             return (lambda bound, *_: self._encode_named(rule, bound)), rule, text
         if callable(rule):
-            from celery_idempotent.core.key import function
-
             text = f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
-            subject = f"{self.task}: {KEY_OPTION}"
 
-            def encode_returned(bound: Any, *given: Any) -> bytes:
-                value = function.call(subject, rule, *given)
+            def encode_returned(bound: Any, args: Any, kwargs: Any) -> bytes:
+                try:
+                    value = rule(*args, **kwargs)
+                except Exception as error:
+                    # Its message may quote an argument.
+                    text = f"raised {type(error).__name__}; it must return a key for every call"
+                    raise KeyRuleError(
+                        f"{self.task}: {KEY_OPTION} {text} that does not pass its own"
+                    ) from error
                 return b"key" + self._encode_value(value, f"the value returned by {KEY_OPTION}")
 
             return encode_returned, None, text

@@ -86,26 +86,16 @@ class TestCallable:
         with pytest.raises(KeyRuleError) as caught:
             Task(charge, rule)("4111-1111")
 
-        line = rule.__code__.co_firstlineno + 1
         assert str(caught.value) == (
-            f"shop.charge: idempotency_key raised LookupError in rule (test_other_rules.py, line "
-            f"{line}); it must return a key for every call that does not pass its own"
+            "shop.charge: idempotency_key raised LookupError; it must return a key for every call "
+            "that does not pass its own"
         )
         assert isinstance(caught.value.__cause__, LookupError)
 
-    @pytest.mark.parametrize(
-        ("rule", "reason"),
-        [
-            (lambda: "", "TypeError (too many positional arguments)"),
-            (lambda order_id, tenant: "", "TypeError (missing a required argument: 'tenant')"),
-            (int, "ValueError"),
-        ],
-    )
-    def test_a_callable_that_cannot_be_called_is_an_error(self, rule: Any, reason: str) -> None:
-        with pytest.raises(KeyRuleError) as caught:
+    @pytest.mark.parametrize("rule", [lambda: "", int])
+    def test_a_callable_that_cannot_be_called_is_an_error(self, rule: Any) -> None:
+        with pytest.raises(KeyRuleError, match="idempotency_key raised (Type|Value)Error; it must"):
             Task(charge, rule)("4111-1111")
-
-        assert f"idempotency_key raised {reason}; it must" in str(caught.value)
 
 
 def test_only_copies_of_one_message_are_duplicates() -> None:
