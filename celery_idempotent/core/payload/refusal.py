@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from celery_idempotent.core.record import Payload
 
-#: How deep a value is searched for the part that cannot be serialized.
-_MAX_DEPTH = 20
+#: How deep, and how far in each container, a value is searched for the part that cannot be
+#: serialized.
+_MAX_DEPTH, _MAX_MEMBERS = 20, 10_000
 
 
 def refusal(
@@ -42,30 +44,19 @@ def refusal(
 
 def _describe(value: Any, fails: Callable[[Any], bool]) -> str:
     """Describes the innermost part of `value` that `fails`, only by type."""
-    part = value
+    part, inside = value, f", inside a value of type {_type_name(value)}"
     for _ in range(_MAX_DEPTH):
-        parts = _parts_of(part)
-        if not parts or not fails([each for _, each in parts]):
+        members: Any = part if isinstance(part, (list, tuple, set, frozenset)) else ()
+        if isinstance(part, Mapping):
+            for key in islice(part, _MAX_MEMBERS):
+                if fails({key: None}):
+                    return f"{_type_name(key)} as a key{inside}"
+            members = part.values()
+        found = next(filter(fails, islice(members, _MAX_MEMBERS)), part)
+        if found is part:
             break
-        while len(parts) > 1:
-            half = parts[: len(parts) // 2]
-            parts = half if fails([each for _, each in half]) else parts[len(half) :]
-        ((key, part),) = parts
-        if key is not None:
-            return f"{_type_name(key[0])} as a key, inside a value of type {_type_name(value)}"
-    if part is value:
-        return _type_name(value)
-    return f"{_type_name(part)}, inside a value of type {_type_name(value)}"
-
-
-def _parts_of(value: Any) -> list[tuple[tuple[Any] | None, Any]]:
-    """Returns the members of `value`, and each key of a mapping in a mapping of its own."""
-    if isinstance(value, Mapping):
-        members = [(None, member) for member in value.values()]
-        return [*members, *(((key,), {key: None}) for key in value)]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [(None, member) for member in value]
-    return []
+        part = found
+    return _type_name(part) + ("" if part is value else inside)
 
 
 def _type_name(value: Any) -> str:
