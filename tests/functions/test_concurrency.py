@@ -170,7 +170,7 @@ class TestHeartbeat:
                 for n in range(1, 21)
             ]
             for lease in leases:
-                asyncio_heartbeat().start_renewal(lease)
+                asyncio_heartbeat().renewer(lease.store).start_renewal(lease)
             await asyncio.wait_for(lost.wait(), 10)  # no execution has these tokens
             return sizes
 
@@ -189,7 +189,7 @@ class TestHeartbeat:
                     store = engine.async_executor.store
                     extension = LeaseExtension(engine.key_of(key), 1, int(LEASE * 1000), 1000)
                     lease = Lease(store, extension, time.monotonic(), lambda raw: None)
-                    asyncio_heartbeat().start_renewal(lease)
+                    asyncio_heartbeat().renewer(lease.store).start_renewal(lease)
                 for other in others:
                     other.pause()
                 began_at = time.monotonic()
@@ -197,7 +197,7 @@ class TestHeartbeat:
                     execution.check()
                     await asyncio.sleep(POLL_INTERVAL)
             for lease in asyncio_heartbeat().held():
-                asyncio_heartbeat().stop_renewal(lease)
+                asyncio_heartbeat().renewer(lease.store).stop_renewal(lease)
             await eventually_async(lambda: len(asyncio.all_tasks()) == 1, "no request is left")
             for engine in engines:
                 await engine.aclose()

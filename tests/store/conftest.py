@@ -92,4 +92,4 @@ def heart(client: Any) -> Iterator[Heartbeat]:
     heart = Heartbeat()
     yield heart
     for lease in heart.held():
-        heart.stop_renewal(lease)
+        heart.renewer(lease.store).stop_renewal(lease)

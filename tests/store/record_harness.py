@@ -399,12 +399,18 @@ class Holder:
             self._lost,
         )
 
+    def start_renewal(self, heartbeat: Heartbeat) -> None:
+        heartbeat.renewer(self.lease.store).start_renewal(self.lease)
+
+    def stop_renewal(self, heartbeat: Heartbeat) -> None:
+        heartbeat.renewer(self.lease.store).stop_renewal(self.lease)
+
     def _lost(self, raw: bytes) -> None:
         self.losses += 1
 
     def renewed_by(self, heart: Heartbeat) -> Holder:
         """Starts the renewal; returns itself."""
-        heart.start_renewal(self.lease)
+        self.start_renewal(heart)
         return self
 
 

@@ -63,7 +63,7 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
 def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbeat) -> None:
     gone, other = (Holder(harness, key).renewed_by(heart) for key in keys(2))
 
-    heart.stop_renewal(gone.lease)
+    gone.stop_renewal(heart)
     # A request that was being sent extends both; the next one extends one.
     await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     last = deadline(harness, gone.lease.key)
@@ -80,7 +80,7 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
     holders = [Holder(harness, key) for key in keys(2)]
     for holder in holders:
         holder.lease.started_at, holder.lease.logged_at = lease_now() - 1_000, 0.0
-        heart.start_renewal(holder.lease)
+        holder.start_renewal(heart)
 
     eventually(lambda: caplog.messages)
     for holder in holders:
@@ -101,7 +101,7 @@ def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
     holder.lease.logged_at = 0.0
 
     with caplog.handler.lock:  # as while it writes to a pipe that is full
-        heart.start_renewal(holder.lease)
+        holder.start_renewal(heart)
         await_later_deadline(harness, harness.key, than=holder.begun.at_ms + 3 * RENEWED_MS)
 
     eventually(lambda: "has lasted" in caplog.text)
@@ -125,7 +125,7 @@ def test_all_leases_go_in_one_round_trip(
     together = lease_now()
     for holder in holders:
         holder.lease.renewed(together)
-        heart.start_renewal(holder.lease)
+        holder.start_renewal(heart)
 
     eventually(lambda: len(trips) >= 3)
     assert trips[:3] == [20, 20, 20]
@@ -151,7 +151,7 @@ def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
     # The thread sleeps for twenty seconds.
     eventually(lambda: heart.renewer(harness.store).wakes_at == long.lease.due)
 
-    heart.start_renewal(short.lease)
+    short.start_renewal(heart)
 
     eventually(lambda: deadline(harness, short.lease.key) > short.begun.at_ms, seconds=2)
 
@@ -164,7 +164,7 @@ def test_a_missing_reply_does_not_lose_the_lease(
     holder = Holder(proxied, proxied.key, lease_ms=1200)
     proxy.swallow_reply(to=EXTEND)
 
-    heart.start_renewal(holder.lease)
+    holder.start_renewal(heart)
 
     eventually(lambda: proxied.now_ms() > holder.begun.at_ms + 1200)
     assert proxy.pending == 0
@@ -184,7 +184,7 @@ def test_a_lease_that_was_taken_over_is_noticed_once(
         harness.complete(token)
     before = harness.raw
 
-    heart.start_renewal(holder.lease)
+    holder.start_renewal(heart)
 
     eventually(lambda: holder.losses > 0)
     assert holder.lease.lost
@@ -202,7 +202,7 @@ def test_the_end_of_the_execution_does_not_lose_the_lease(
     CALLS[end](harness, holder.lease.token)
     before = extensions(harness)
 
-    heart.start_renewal(holder.lease)  # as if a renewal was in progress when the outcome was stored
+    holder.start_renewal(heart)  # as if a renewal was in progress when the outcome was stored
 
     eventually(lambda: extensions(harness) >= before + 3)
     assert not holder.losses
@@ -216,10 +216,10 @@ def test_a_reply_after_stop_renewal_is_ignored(
     run_sync(proxied.store.execute(commands.forget(released.lease.key)))
     for holder in (released, other):
         proxy.delay_reply(to=EXTEND, seconds=0.2)
-        heart.start_renewal(holder.lease)
+        holder.start_renewal(heart)
     eventually(lambda: bool(proxy.requests_with(EXTEND)))
 
-    heart.stop_renewal(released.lease)
+    released.stop_renewal(heart)
 
     eventually(lambda: deadline(proxied, other.lease.key) > other.begun.at_ms + RENEWED_MS)
     assert released.losses == 0
@@ -235,7 +235,7 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
     (thread,) = {*threading.enumerate()} - before
     assert (thread.name, thread.daemon) == ("idempotency-heartbeat", True)
     for holder in holders:
-        heart.stop_renewal(holder.lease)
+        holder.stop_renewal(heart)
 
 
 def test_a_thread_that_is_starting_is_not_replaced(
@@ -250,11 +250,11 @@ def test_a_thread_that_is_starting_is_not_replaced(
 
     def start_later(thread: threading.Thread) -> None:
         monkeypatch.undo()
-        heart.start_renewal(other.lease)
+        other.start_renewal(heart)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
-    heart.start_renewal(one.lease)
+    one.start_renewal(heart)
     assert not caplog.text
 
 
@@ -267,7 +267,7 @@ def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
         thread = heart.renewer(harness.store).thread
         assert thread is not None
         await_later_deadline(harness, key, than=holder.begun.at_ms + RENEWED_MS)
-        heart.stop_renewal(holder.lease)
+        holder.stop_renewal(heart)
 
         thread.join(SOON)
         assert not thread.is_alive()
@@ -284,8 +284,8 @@ def test_an_unexpected_error_does_not_end_the_others(
     bad.lease.on_lost = explode
     run_sync(harness.store.execute(commands.forget(bad.lease.key, force=True)))
 
-    heart.start_renewal(bad.lease)
-    heart.start_renewal(good.lease)
+    bad.start_renewal(heart)
+    good.start_renewal(heart)
 
     eventually(lambda: deadline(harness, good.lease.key) > good.begun.at_ms + RENEWED_MS)
     assert "in a handler" in caplog.text
@@ -358,7 +358,7 @@ class TestFrozenServer:
                 assert harness.begin(task_id=SECOND).case == "held"
             assert not any(each.lease.trusted for each in frozen)
             for each in (*frozen, holder):
-                heart.stop_renewal(each.lease)
+                each.stop_renewal(heart)
 
     def test_an_unreachable_server_is_logged_and_tried_again(
         self,
@@ -370,7 +370,7 @@ class TestFrozenServer:
         holder = Holder(harness, harness.key)
         server.kill()
 
-        heart.start_renewal(holder.lease)
+        holder.start_renewal(heart)
 
         eventually(lambda: "1 lease not extended" in caplog.text)
         assert not holder.losses
@@ -443,20 +443,20 @@ def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
         heart = Heartbeat()
         interrupted, other = (Holder(harness, key) for key in keys(2))
         if not first:
-            heart.start_renewal(other.lease)
+            other.start_renewal(heart)
         if method == "stop_renewal":
-            heart.start_renewal(interrupted.lease)
-        where = interrupt_at(at, getattr(heart, method), interrupted.lease)
+            interrupted.start_renewal(heart)
+        where = interrupt_at(at, getattr(interrupted, method), heart)
 
-        heart.start_renewal(other.lease)
-        heart.stop_renewal(interrupted.lease)
+        other.start_renewal(heart)
+        interrupted.stop_renewal(heart)
         try:
             await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
         except BaseException as error:
             error.add_note(f"interrupted at {where}")
             raise
         assert heart.held() == (other.lease,)
-        heart.stop_renewal(other.lease)
+        other.stop_renewal(heart)
         harness.client.flushall()
         if not where:
             break
@@ -473,12 +473,12 @@ def test_a_thread_that_died_is_replaced(
     first, second = (Holder(harness, key) for key in keys(2))
     with monkeypatch.context() as patch:
         patch.setattr(RecordStore, "extend", lambda *_: (_ for _ in ()).throw(SystemExit))
-        heart.start_renewal(first.lease)
+        first.start_renewal(heart)
         thread = heart.renewer(harness.store).thread
         eventually(lambda: not thread.is_alive())
     assert not caplog.records
 
-    heart.start_renewal(second.lease)
+    second.start_renewal(heart)
 
     for holder in (first, second):
         await_later_deadline(harness, holder.lease.key, than=deadline(harness, holder.lease.key))
@@ -487,7 +487,7 @@ def test_a_thread_that_died_is_replaced(
     ]
     assert replaced == [True]
     for holder in (first, second):
-        heart.stop_renewal(holder.lease)
+        holder.stop_renewal(heart)
 
 
 def test_a_thread_that_is_stuck_is_replaced(
@@ -503,12 +503,12 @@ def test_a_thread_that_is_stuck_is_replaced(
         return extend(*args)
 
     monkeypatch.setattr(RecordStore, "extend", stuck)
-    heart.start_renewal(first.lease)
+    first.start_renewal(heart)
     eventually(lambda: not first.lease.trusted)  # the execution's `check()` raises
 
     def noticed() -> bool:
-        heart.start_renewal(second.lease)
-        heart.stop_renewal(second.lease)
+        second.start_renewal(heart)
+        second.stop_renewal(heart)
         return bool(caplog.records)
 
     eventually(noticed)
@@ -517,4 +517,4 @@ def test_a_thread_that_is_stuck_is_replaced(
     (record,) = (r for r in caplog.records if r.levelname == "ERROR")
     assert "s late; another thread goes on with" in record.message
     free.set()
-    heart.stop_renewal(first.lease)
+    first.stop_renewal(heart)

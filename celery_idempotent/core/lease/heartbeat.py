@@ -153,14 +153,6 @@ class Renewers(Generic[RenewerT]):
             renewer = self._renewers.setdefault(store, self._make())
         return renewer
 
-    def start_renewal(self, lease: Lease) -> None:
-        """Extends `lease` from now on."""
-        self.renewer(lease.store).start_renewal(lease)
-
-    def stop_renewal(self, lease: Lease) -> None:
-        """Stops extending `lease`, and ignores the reply to a request that is being sent."""
-        self.renewer(lease.store).stop_renewal(lease)
-
     def renewers(self) -> list[RenewerT]:
         """Returns the renewer of each store."""
         # Not by iteration: another thread may add a store meanwhile.
