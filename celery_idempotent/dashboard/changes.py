@@ -26,12 +26,7 @@ from celery_idempotent.operations.records.reader import RecordView
 MAX_SELECTED = 500
 
 #: The status of the response, by what became of the record; 409 if it is kept for another reason.
-_STATUSES = {
-    changes.FORGOTTEN: 200,
-    changes.PUBLISHED: 202,
-    changes.ABSENT: 404,
-    changes.CHANGED: 412,
-}
+_STATUSES = {changes.FORGOTTEN: 200, changes.ABSENT: 404, changes.CHANGED: 412}
 
 
 def version(of: RecordView | EndedCall | None) -> str:
@@ -55,8 +50,6 @@ class Changes:
             Route("/rerun", self.confirm_rerun, methods=["GET"]),
             Route("/rerun", self.rerun, methods=["POST"]),
             Route("/api/records/{key}", self.api_forget, methods=["DELETE"]),
-            Route("/api/records/{key}/rerun", self.api_show_rerun, methods=["GET"]),
-            Route("/api/records/{key}/rerun", self.api_rerun, methods=["POST"]),
         ]
 
     def confirm(self, request: Request) -> Response:
@@ -81,24 +74,12 @@ class Changes:
         )
 
     def confirm_rerun(self, request: Request) -> Response:
-        """Asks whether to run one call again, and shows all that this publishes."""
-        call, token = self._call_to_rerun(request, request.query_params.get("key", ""))
-        return render(request, "rerun.html", call=call, token=token)
-
-    def api_show_rerun(self, request: Request) -> Response:
-        """Returns what running a call again publishes; its headers carry what the POST needs."""
-        call, token = self._call_to_rerun(request, request.path_params["key"])
-        document = call.to_json(arguments=request.state.access.results)
-        headers = {"etag": f'"{version(call)}"', "x-csrf-token": token}
-        return json_response(document, headers=headers)
-
-    def _call_to_rerun(self, request: Request, key: str) -> tuple[EndedCall, str]:
-        """Returns an ended call with its message, and the token to run it again.
+        """Asks whether to run one call again, and shows all that this publishes.
 
         Raises:
             HTTPException: if there is none, or the user lacks the right to run it again.
         """
-        access = _permitted(request)
+        access, key = _permitted(request), request.query_params.get("key", "")
         call = self._ended_call(key, self._context.find(key))
         if call is None:
             raise HTTPException(404, "There is no such record, or it has not ended.")
@@ -106,7 +87,8 @@ class Changes:
             raise HTTPException(409, f"{call.key}: {MESSAGES[changes.NO_MESSAGE]}.")
         if call.has_completed and not access.repeat:
             raise HTTPException(403, "You may not repeat a call that has completed.")
-        return call, self._context.sign(access.user, [(key, version(call))])
+        token = self._context.sign(access.user, [(key, version(call))])
+        return render(request, "rerun.html", call=call, token=token)
 
     async def forget(self, request: Request) -> Response:
         """Forgets those records of a confirmation that have not changed since."""
@@ -129,16 +111,22 @@ class Changes:
         return render(request, "published.html", key=shown[0])
 
     def api_forget(self, request: Request) -> Response:
-        """Forgets one record if its ETag still matches If-Match."""
-        force = request.query_params.get("force") == "true"
-        shown = self._matched(request)
-        return _response(shown, self._forget(request, shown, force=force))
+        """Forgets one record if its ETag still matches If-Match.
 
-    def api_rerun(self, request: Request) -> Response:
-        """Runs an ended call again if the ETag of its GET still matches If-Match."""
-        repeat = request.query_params.get("repeat") == "true"
-        shown = self._matched(request)
-        return _response(shown, self._rerun(request, shown, repeat=repeat))
+        Raises:
+            HTTPException: if the user lacks the right, or a header is missing or forged.
+        """
+        access, headers, key = _permitted(request), request.headers, request.path_params["key"]
+        shown = self._context.verify(headers.get("x-csrf-token", ""), access.user)
+        if shown is None or [key] != [shown_key for shown_key, _ in shown]:
+            raise HTTPException(403, "Send the header X-CSRF-Token of this path's GET.")
+        if "if-match" not in headers:
+            raise HTTPException(428, "Send the ETag of this path's GET as If-Match.")
+        force = request.query_params.get("force") == "true"
+        case = self._forget(request, (key, headers["if-match"].strip('"')), force=force)
+        status, document = _STATUSES.get(case, 409), {"key": key, "case": case}
+        error = {"error": MESSAGES[case]} if status >= 400 else {}
+        return json_response(document | error, status)
 
     async def _confirmed(self, request: Request) -> tuple[dict[str, str], list[ShownRecord]]:
         """Returns a submitted confirmation form and its records.
@@ -151,20 +139,6 @@ class Changes:
         if shown is None:
             raise HTTPException(403, "The form is too old, or was forged: open the page again.")
         return form, shown
-
-    def _matched(self, request: Request) -> ShownRecord:
-        """Returns the record of an API request, in the version that its headers name.
-
-        Raises:
-            HTTPException: if the user lacks the right, or a header is missing or forged.
-        """
-        access, headers, key = _permitted(request), request.headers, request.path_params["key"]
-        shown = self._context.verify(headers.get("x-csrf-token", ""), access.user)
-        if shown is None or [key] != [shown_key for shown_key, _ in shown]:
-            raise HTTPException(403, "Send the header X-CSRF-Token of this path's GET.")
-        if "if-match" not in headers:
-            raise HTTPException(428, "Send the ETag of this path's GET as If-Match.")
-        return key, headers["if-match"].strip('"')
 
     def _forget(self, request: Request, shown: ShownRecord, *, force: bool) -> str:
         """Forgets a record if it is unchanged; returns the case."""
@@ -212,9 +186,3 @@ def _permitted(request: Request) -> Access:
     if not access.forget:
         raise HTTPException(403, "You may not change records, or the dashboard is read-only.")
     return access
-
-
-def _response(shown: ShownRecord, case: str) -> Response:
-    status, document = _STATUSES.get(case, 409), {"key": shown[0], "case": case}
-    error = {"error": MESSAGES[case]} if status >= 400 else {}
-    return json_response(document | error, status)

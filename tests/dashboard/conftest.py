@@ -146,12 +146,6 @@ def names_of_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
 
-def headers_of(response: httpx.Response) -> dict[str, str]:
-    """Returns what the API requires for a change of what it has sent."""
-    headers = response.headers
-    return {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
-
-
 def fields_of(page: httpx.Response) -> dict[str, str]:
     """Returns the hidden fields of a form."""
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)">', page.text))

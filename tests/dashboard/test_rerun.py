@@ -18,7 +18,7 @@ from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.operations.calls import changes
-from tests.dashboard.conftest import Open, fields_of, headers_of
+from tests.dashboard.conftest import Open, fields_of
 from tests.monitoring.conftest import Shop, received
 
 
@@ -102,9 +102,9 @@ def test_without_a_message_it_says_so(shop: Shop, web: httpx.Client) -> None:
     shop.charge.apply((42, 13))
     key = shop.charge.idempotency_key_of(42, 13)
 
-    for path in (f"/rerun?key={key}", f"/api/records/{key}/rerun"):
-        response = web.get(path)
-        assert (response.status_code, "its message is not kept" in response.text) == (409, True)
+    response = web.get(f"/rerun?key={key}")
+
+    assert (response.status_code, "its message is not kept" in response.text) == (409, True)
     assert web.get("/rerun", params={"key": "shop.charge:" + "x" * 22}).status_code == 404
 
 
@@ -209,22 +209,6 @@ class TestForgedMessages:
         (message,) = shop.published()
         assert message["headers"]["task"] == "shop.charge"
 
-    def test_a_part_in_a_part_is_read_once(self, shop: Shop, web: httpx.Client) -> None:
-        key = shop.receive(shop.charge, 42, 13)
-        nested: Any = {"task": "0", "args": ["x" * 10_000]}
-        for number in range(1, 20):
-            nested = {"task": str(number), "args": [nested]}
-        to_root = {"task": nested, "options": {"routing_key": "root"}}
-        link = {"task": "linked", "options": {"queue": nested, "exchange": {}, "link": to_root}}
-        self.forge(shop, key, {"options": {"link": [nested, link]}})
-
-        response = web.get(f"/api/records/{key}/rerun")
-
-        assert len(response.content) < 100_000
-        tasks = [part["task"] for part in response.json()["publishes"]]
-        numbers = [str(number) for number in range(19, -1, -1)]
-        assert tasks == ["shop.charge", *numbers, "linked", *numbers, *numbers]
-
     def test_arguments_that_do_not_fit_are_refused(self, shop: Shop) -> None:
         key = shop.receive(shop.charge, 42, 13)
         self.forge(shop, key, {"kwargs": {"x\n": 1}})
@@ -272,9 +256,9 @@ def test_a_queue_of_the_result_backend_is_one_of_the_app_s(
     name = f"celery-task-meta-{shop.charge.idempotency_record(42, 999).task_id}"
     shop.client.set(name, json.dumps({**json.loads(shop.client.get(name)), "queue": queue}))
 
-    (part,) = web.get(f"/api/records/{key}/rerun").json()["publishes"]
+    page = web.get("/rerun", params={"key": key}).text
 
-    assert part["queue"] == ""
+    assert '<h2 id="part-1">shop.charge</h2>' in page
 
 
 class RunsCode:
@@ -310,25 +294,3 @@ def test_nothing_is_unpickled(shop: Shop, web: httpx.Client, tmp_path: Path, whe
         shop.celery(*command)
     shop.celery("rerun", key, "--yes", "--completed", code=int(where != "record"))
     assert not (tmp_path / "pickled").exists()
-
-
-class TestJson:
-    def test_shows_what_is_published(self, shop: Shop, web: httpx.Client) -> None:
-        key = shop.receive(shop.charge, 42, 13)
-
-        part = {"task": "shop.charge", "when": "", "queue": "celery", "args": [42, 13]}
-        assert web.get(f"/api/records/{key}/rerun").json() == {
-            "key": key,
-            "task_id": shop.charge.idempotency_key_of(42, 13).digest,
-            "publishes": [{**part, "kwargs": {}}],
-        }
-
-    def test_a_completed_call_needs_a_second_word(self, shop: Shop, web: httpx.Client) -> None:
-        shop.app.conf.result_extended = True
-        path = f"/api/records/{shop.receive(shop.charge, 42, 999)}/rerun"
-        headers = headers_of(web.get(path))
-
-        assert web.post(path, headers=headers).status_code == 400
-        assert shop.published() == []
-        assert web.post(f"{path}?repeat=true", headers=headers).status_code == 202
-        assert len(shop.published()) == 1

@@ -147,14 +147,6 @@ class EndedCall(NamedTuple):
         source = "" if self.is_kept else ", with arguments from the result backend"
         return published and f"as task {self.message_id}{source}: {published}"
 
-    def to_json(self, *, arguments: bool) -> dict[str, Any]:
-        """Returns what running it again publishes; arguments in those of another part, once."""
-        parts = [
-            each.to_json() | (each.arguments if arguments and not each.is_argument else {})
-            for each in self.parts
-        ]
-        return {"key": str(self.key), "task_id": self.message_id, "publishes": parts}
-
     @property
     def has_completed(self) -> bool:
         """Whether it completed, so that running it again repeats its effect."""

@@ -183,8 +183,6 @@ class Part(NamedTuple):
     when: str
     #: As in a message.
     signature: Mapping[str, Any]
-    #: Whether it is in the arguments of another part.
-    is_argument: bool = False
 
     @property
     def task(self) -> str:
@@ -209,10 +207,6 @@ class Part(NamedTuple):
         text = f"{self.when} {self.task}" if self.when else self.task
         return f"{text} in queue {self.queue}" if self.queue else text
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the part without its arguments."""
-        return {"task": self.task, "when": self.when, "queue": self.queue}
-
 
 def parts(message: Signature) -> Iterator[Part]:
     """Yields the call itself, then all signatures in its continuation, and in theirs."""
@@ -221,18 +215,15 @@ def parts(message: Signature) -> Iterator[Part]:
         yield from _parts_in(message.options.get(option), when)
 
 
-def _parts_in(value: Any, when: str, is_argument: bool = False) -> Iterator[Part]:
+def _parts_in(value: Any, when: str) -> Iterator[Part]:
     """Yields all signatures inside of a value; any mapping that names a task may be one."""
     if isinstance(value, Mapping):
-        is_signature = isinstance(value.get("task"), str)
-        if is_signature:
-            yield Part(when, value, is_argument)
-        for name, member in value.items():
-            inside = is_argument or (is_signature and name in ("args", "kwargs"))
-            yield from _parts_in(member, when, inside)
-    elif isinstance(value, (list, tuple)):
+        if isinstance(value.get("task"), str):
+            yield Part(when, value)
+        value = [*value.values()]
+    if isinstance(value, (list, tuple)):
         for member in value:
-            yield from _parts_in(member, when, is_argument)
+            yield from _parts_in(member, when)
 
 
 def publish(signature: Signature, key: Key, token: int) -> str:
