@@ -268,6 +268,11 @@ class TestSettings:
             with pytest.raises(ImproperlyConfigured, match="must be a dictionary whose ENGINE"):
                 WSGIHandler()
 
+    def test_a_project_whose_checks_come_later_does_not_start(self) -> None:
+        settings.MIDDLEWARE = settings.MIDDLEWARE[::-1]
+        with pytest.raises(ImproperlyConfigured, match=r"below django.+\.CsrfViewMiddleware in"):
+            WSGIHandler()
+
 
 def test_a_request_that_another_middleware_answers_leaves_nothing(key: str) -> None:
     before = len(records())
