@@ -24,15 +24,14 @@ HEALTH = frozenset(
 #: Those of ``doctor``: the configuration, and with ``--against`` what a deployment changes.
 CONFIGURATION = frozenset(
     (
-        *("acks-late", "bursts", "calls-refused", "clocks", "consumer-timeout"),
-        *("defaults-changed", "delayed-delivery", "delivery-limit", "disabled", "eager"),
-        *("eviction", "fail-open", "fingerprints-changed", "fused-completion", "heartbeat"),
-        *("ignore-result", "key-argument", "keys-changed", "keys-unknown", "label-in-clear"),
-        *("no-ack", "no-base", "not-canonical", "periodic-key", "persistence", "publishers"),
-        *("recovery", "reject-on-worker-lost", "replicas", "result-retry", "result-ttl"),
-        *("server-version", "shadow", "socket-timeout", "start-method", "store-result"),
-        *("successful-tasks", "sweep", "task-removed", "thread-contexts"),
-        *("version", "visibility-timeout"),
+        *("acks-late", "bursts", "clocks", "consumer-timeout", "delayed-delivery"),
+        *("delivery-limit", "disabled", "eager", "eviction", "fail-open"),
+        *("fused-completion", "heartbeat", "ignore-result", "key-argument", "keys-changed"),
+        *("keys-unknown", "label-in-clear", "no-ack", "no-base", "not-canonical"),
+        *("periodic-key", "persistence", "publishers", "recovery", "reject-on-worker-lost"),
+        *("replicas", "result-retry", "result-ttl", "server-version", "shadow"),
+        *("socket-timeout", "start-method", "store-result", "successful-tasks", "sweep"),
+        *("task-removed", "thread-contexts", "version", "visibility-timeout"),
     )
 )
 NAMES = CONNECTIONS | HEALTH | CONFIGURATION

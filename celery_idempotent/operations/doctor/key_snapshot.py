@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import typing
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from inspect import Parameter
-from itertools import islice
 from typing import Any
 
 from celery import Celery
@@ -28,7 +27,7 @@ from celery_idempotent.core.key.parameters import entry_name
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.extensions.shadow import SHADOW_SUFFIX
-from celery_idempotent.operations.doctor.finding import Check, Finding, Severity, applying
+from celery_idempotent.operations.doctor.finding import Finding, Severity
 from celery_idempotent.operations.doctor.tasks import type_hints
 
 #: Document version; others are refused.
@@ -186,7 +185,7 @@ class _Mapping(dict[str, Any]):
 
 
 def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
-    """Yields the changes of each task from the snapshots `before` to this code."""
+    """Yields the change of each task from the snapshots `before` to this code."""
     tasks = {task.name: task for task in app_tasks.tasks(app)}
     for name, snapshot in sorted(before.items()):
         if name not in tasks:
@@ -202,60 +201,50 @@ def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
 
 
 def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]:
-    """Yields the most important change of the task."""
+    """Yields the change of the task's keys, if any."""
     now = of_task(task)
-    is_known = bool(before.samples and now.samples)
-    changes = _changes(task, before) if is_known else ()
-    differences, defaults = _differences(before, now), _changed_defaults(before, now)
-    retention = f"{task.idempotency_configuration.settings.result_ttl:g} s"
-    found = applying(
-        task.name,
-        Check(not is_known, "keys-unknown", Severity.NOTE,
+    differences = _differences(before, now)
+    if not (before.samples and now.samples):
+        yield Finding(
+            "keys-unknown", Severity.NOTE, task.name,
             "its keys cannot be compared, because its rule raises an error for the sample calls "
             f"({differences})",
             "type annotations from which sample arguments can be made",
-            "a change of its keys goes unnoticed"),
-        Check("keys" in changes or before.prefix != now.prefix, "keys-changed", Severity.WARNING,
-            f"its keys differ from those of the snapshot ({differences})",
-            "the previous rule and parameters; or, at a time when no duplicate of an earlier call "
-            "can arrive, stop all workers of one version before the first of the other starts",
-            "while workers of both versions run, a call and its duplicate may both run; afterwards "
-            "a duplicate of an earlier call runs again, until its outcome would have expired "
-            f"({retention})"),
-        Check("refused" in changes, "calls-refused", Severity.WARNING,
-            f"calls that the snapshot's version accepts do not fit this code ({differences})",
-            "a default for each new parameter, and a rule that also derives a key from "
-            "the old calls",
-            "messages that are in the queue, or that publishers of the other version send, fail"),
-        Check("fingerprints" in changes, "fingerprints-changed", Severity.WARNING,
-            f"its keys are those of the snapshot, but its fingerprints are not ({differences})",
-            "the previous names of the parameters; a new parameter with a default changes nothing",
-            "a duplicate of a call from the other version is refused with KeyReusedError, until "
-            f"the outcome has expired ({retention})"),
-        Check(defaults, "defaults-changed", Severity.WARNING,
-            f"the default of {', '.join(defaults)} has changed, and the keys of calls without it "
-            "have not",
-            "the previous default, or another name for the parameter",
-            "a call that leaves it out means something else, and gets the outcome of an earlier "
-            "call; a call that passes the old default has a new key"),
-    )  # fmt: skip
-    return islice(found, 1)
+            "a change of its keys goes unnoticed",
+        )  # fmt: skip
+    elif changes := _changes(task, before, now):
+        retention = f"{task.idempotency_configuration.settings.result_ttl:g} s"
+        yield Finding(
+            "keys-changed", Severity.WARNING, task.name,
+            f"its {', '.join(changes)} differ from those of the snapshot ({differences})",
+            "the previous rule, and the previous names, order and defaults of the parameters, with "
+            "a default for each new one; or, at a time when no duplicate of an earlier call can "
+            "arrive, stop all workers of one version before the first of the other starts",
+            "while workers of both versions run, and until earlier outcomes would have expired "
+            f"({retention}): of a call with another key, a duplicate also runs; with another "
+            "fingerprint, it is refused with KeyReusedError; with another default, it gets the "
+            "outcome of a call that meant something else; a call that is not accepted fails",
+        )  # fmt: skip
 
 
-def _changes(task: IdempotentTaskLike, before: Snapshot) -> Collection[str]:
-    """Returns the changes for the snapshot's calls: keys, fingerprints, refused."""
-    changes = set()
+def _changes(task: IdempotentTaskLike, before: Snapshot, now: Snapshot) -> list[str]:
+    """Returns what differs: for the calls of the snapshot, or of the defaults."""
+    rule, changes = task.idempotency_configuration.rule, set()
+    if before.prefix != now.prefix:
+        changes.add("keys")
+    if _changed_defaults(before, now):
+        changes.add("defaults")
     for sample in before.samples:
         try:
-            now = Sample.of(task.idempotency_configuration.rule, sample.args, sample.kwargs)
+            same = Sample.of(rule, sample.args, sample.kwargs)
         except (KeyRuleError, TypeError):
-            changes.add("refused")
+            changes.add("accepted calls")
         else:
-            if now.digest != sample.digest:
+            if same.digest != sample.digest:
                 changes.add("keys")
-            elif now.fingerprint != sample.fingerprint:
+            elif same.fingerprint != sample.fingerprint:
                 changes.add("fingerprints")
-    return changes
+    return sorted(changes)
 
 
 def _default_digest(parameter: Parameter) -> str:
