@@ -66,13 +66,6 @@ class Problem(Enum):
         "Send the same request again later to get its response.",
         retry=True,
     )
-    EXECUTION_REPLACED = Text(
-        409,
-        "Another execution of this request has taken over",
-        "The execution of this request was interrupted for so long that another one has begun. "
-        "Send the same request again to get the response of that one.",
-        retry=True,
-    )
     RESPONSE_NOT_STORED = Text(
         409,
         "The request was executed, and its response was not stored",
@@ -96,16 +89,12 @@ class Problem(Enum):
         "The method, path, query, content type or body differs from that of the first request with "
         "this key. Send a new key for a new operation; a retry repeats the same bytes.",
     )
-    EXECUTIONS_CRASHED = Text(
+    OUTCOME_UNKNOWN = Text(
         500,
-        "The executions of this request have crashed",
-        "Several executions of this request ended without a response, so it is not executed again. "
-        "Look up its effect; an operator can remove the record.",
-    )
-    RECORD_UNREADABLE = Text(
-        500,
-        "The record of this Idempotency-Key cannot be read",
-        "The request may have been executed. An operator can remove the record.",
+        "The outcome of this request is unknown",
+        "The request may have been executed, and is not executed again: its executions have "
+        "crashed, or its record cannot be read. Look up its effect; an operator can remove the "
+        "record.",
     )
     STORE_UNAVAILABLE = Text(
         503,
@@ -125,9 +114,9 @@ class Problem(Enum):
 OF_ERRORS: dict[type[errors.IdempotencyError], Problem] = {
     errors.KeyReusedError: Problem.KEY_REUSED,
     errors.KeyRuleError: Problem.REQUEST_INCOMPARABLE,
-    errors.LeaseLostError: Problem.EXECUTION_REPLACED,
-    errors.PoisonedTaskError: Problem.EXECUTIONS_CRASHED,
+    errors.LeaseLostError: Problem.REQUEST_IN_PROGRESS,
+    errors.PoisonedTaskError: Problem.OUTCOME_UNKNOWN,
     errors.ResultNotStoredError: Problem.RESPONSE_NOT_STORED,
     errors.StoreUnavailableError: Problem.STORE_UNAVAILABLE,
-    errors.CorruptRecordError: Problem.RECORD_UNREADABLE,
+    errors.CorruptRecordError: Problem.OUTCOME_UNKNOWN,
 }
