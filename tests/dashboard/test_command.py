@@ -7,8 +7,9 @@ import re
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -81,6 +82,18 @@ def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
 
 
 class TestConnections:
+    """Of the server that the command starts."""
+
+    @contextlib.contextmanager
+    def serving(self, shop: Shop, **limits: float) -> Iterator[str]:
+        """Serves the dashboard with other limits; yields its URL."""
+        application = asgi(shop.app, auth="ann:secret")
+        with (
+            patch.multiple(server, **limits),
+            serving(application, http=server.LimitedProtocol) as url,
+        ):
+            yield url
+
     def open(self, url: str, request: bytes) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", httpx.URL(url).port), SOON)
         client.sendall(request)
@@ -94,11 +107,9 @@ class TestConnections:
             return True
 
     def test_that_send_no_request_do_not_block_others(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
-        monkeypatch.setattr(server, "_closed", Repeats())
-        with serving(asgi(shop.app, auth="ann:secret"), http=server.LimitedProtocol) as url:
+        with self.serving(shop, MAX_CONNECTIONS=5, _closed=Repeats()) as url:
             clients = [self.open(url, b"GET / HTTP/1.1\r\n") for _ in range(50)]
 
             assert httpx.get(url, auth=("ann", "secret"), timeout=SOON).status_code == 200
@@ -107,10 +118,7 @@ class TestConnections:
                 client.close()
         assert caplog.messages.count("Closed a connection without a complete request") == 1
 
-    def test_that_read_no_response_do_not_block_others(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    def test_that_read_no_response_do_not_block_others(self, shop: Shop) -> None:
         user = b"host: localhost\r\nauthorization: Basic YW5uOnNlY3JldA=="
         request = b"GET /static/dashboard.css HTTP/1.1\r\n%s\r\n\r\n" % user * 1000
 
@@ -120,10 +128,7 @@ class TestConnections:
             except httpx.TransportError:
                 return False
 
-        with (
-            serving(asgi(shop.app, auth="ann:secret"), http=server.LimitedProtocol) as url,
-            ExitStack() as stack,
-        ):
+        with self.serving(shop, MAX_CONNECTIONS=3) as url, contextlib.ExitStack() as stack:
             for _ in range(3):
                 client = stack.enter_context(self.open(url, b""))
                 client.settimeout(0.5)
@@ -135,13 +140,12 @@ class TestConnections:
     @pytest.mark.parametrize("after", [b"", b"content-length: 9\r\n\r\nx"], ids=["head", "body"])
     @pytest.mark.parametrize("kept_alive", [False, True], ids=["first", "second"])
     def test_that_send_a_part_of_a_request_are_closed(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, after: bytes, kept_alive: bool
+        self, shop: Shop, after: bytes, kept_alive: bool
     ) -> None:
-        monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
         head = b"%s HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic YW5uOnNlY3JldA==\r\n"
         first, second = head % b"GET /absent" + b"\r\n", head % b"POST /explain" + after
         with (
-            serving(asgi(shop.app, auth="ann:secret"), http=server.LimitedProtocol) as url,
+            self.serving(shop, REQUEST_SECONDS=0.2) as url,
             self.open(url, first + second if kept_alive else second) as client,
         ):
             assert not kept_alive or client.recv(12) == b"HTTP/1.1 404"
@@ -164,16 +168,13 @@ class TestRefuses:
         assert "cannot listen on 127.0.0.1:" in output
 
     def test_a_missing_library(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [
-            name for name in sys.modules if name.startswith("celery_idempotent.dashboard")
-        ]:
-            monkeypatch.delitem(sys.modules, name)
+        for name in list(sys.modules):
+            if name.startswith("celery_idempotent.dashboard"):
+                monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr("celery_idempotent.dashboard", raising=False)
         monkeypatch.setitem(sys.modules, "itsdangerous", None)
 
-        output = shop.celery("dashboard", code=1)
-
-        assert "pip install 'celery-idempotent[dashboard]'" in output
+        assert "pip install 'celery-idempotent[dashboard]'" in shop.celery("dashboard", code=1)
 
 
 def test_is_mounted_in_fastapi(shop: Shop) -> None:

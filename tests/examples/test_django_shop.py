@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import PostgreSQL
+from tests.waiting import eventually
 
 pytest.importorskip("django")
 pytest.importorskip("celery.contrib.django.task", reason="delay_on_commit came with Celery 5.4")
@@ -23,6 +23,7 @@ pytest.importorskip("celery.contrib.django.task", reason="delay_on_commit came w
 pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parents[2]
+CELERY = (sys.executable, "-m", "celery", "-q", "-A", "examples.django_shop.celery")
 
 #: Runs in a process of its own, because Django can be set up only once in a process.
 WEB = """
@@ -88,15 +89,9 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict
             port, user = str(postgresql.port), "postgres"
             database = {"PGHOST": "127.0.0.1", "PGPORT": port, "PGUSER": user}
         server = stack.enter_context(RedisServer.start(config={"appendonly": "yes"}))
-        yield (
-            inherited
-            | database
-            | {
-                "DJANGO_SETTINGS_MODULE": "examples.django_shop.settings",
-                "DJANGO_ALLOW_ASYNC_UNSAFE": "1",
-                "SHOP_REDIS": server.url,
-            }
-        )
+        settings = {"DJANGO_SETTINGS_MODULE": "examples.django_shop.settings"}
+        settings |= {"DJANGO_ALLOW_ASYNC_UNSAFE": "1", "SHOP_REDIS": server.url}
+        yield inherited | database | settings
 
 
 @pytest.fixture
@@ -115,12 +110,8 @@ def start_worker(environment: dict[str, str]) -> Iterator[Callable[[], None]]:
     workers = []
 
     def start() -> None:
-        command = ("-A", "examples.django_shop.celery", "worker", "--pool", "solo")
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "celery", "-q", *command], cwd=ROOT, env=environment
-            )
-        )
+        command = [*CELERY, "worker", "--pool", "solo"]
+        workers.append(subprocess.Popen(command, cwd=ROOT, env=environment))
 
     yield start
     for worker in workers:
@@ -132,10 +123,7 @@ PAY = "(lambda r: [r.status_code, r.json()])(Client().post('/orders/42/pay'))"
 
 
 def pay_until_completed(web: Web) -> None:
-    deadline = time.monotonic() + 30
-    while (charge := web(PAY)[1]["charge"]) != "COMPLETED":
-        assert time.monotonic() < deadline, charge
-        time.sleep(0.05)
+    eventually(lambda: web(PAY)[1]["charge"] == "COMPLETED", "the order is charged")
 
 
 @pytest.mark.worker
@@ -177,14 +165,8 @@ def test_the_system_checks_find_nothing(web: Web) -> None:
 
 def test_the_command_line_shows_the_record(environment: dict[str, str], web: Web) -> None:
     web(PAY)
-    command = ("idempotency", "show", "examples.django_shop.tasks.charge", "[42, 999]", "--json")
-    process = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "examples.django_shop.celery", *command],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    call = ("examples.django_shop.tasks.charge", "[42, 999]")
+    command = [*CELERY, "idempotency", "show", *call, "--json"]
+    shown = json.loads(subprocess.check_output(command, cwd=ROOT, env=environment))
 
-    assert json.loads(process.stdout)["state"] == "RESERVED"
+    assert shown["state"] == "RESERVED"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +13,7 @@ import pytest
 
 from tests.http.drivers.web_server import REPOSITORY, WebServer, serving
 from tests.servers.redis_server import RedisServer
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.exhaustive
 
@@ -38,8 +38,7 @@ def test_a_payment_is_charged_once_for_all_its_requests(
     key = uuid4().hex
     client = server.client()
 
-    first = web.post("/payments", key, BODY)
-    again = web.post("/payments", key, BODY)
+    first, again = (web.post("/payments", key, BODY) for _ in range(2))
     assert (first.status_code, again.status_code) == (202, 202)
     assert first.json() == again.json()
     assert client.llen("celery") == 1
@@ -62,10 +61,7 @@ def test_a_payment_is_charged_once_for_all_its_requests(
             stdout=output,
             stderr=output,
         )
-        deadline = time.monotonic() + 60
-        while log.read_text().count("succeeded in") < 2:
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        eventually(lambda: log.read_text().count("succeeded in") >= 2, "both have succeeded")
         worker.terminate()
         worker.wait(30)
     assert log.read_text().count(f"for payment {first.json()['payment']}") == 1

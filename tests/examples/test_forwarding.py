@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
@@ -52,24 +51,20 @@ def test_each_webhook_is_forwarded_once(url: str) -> None:
         forwarders = [
             Forwarder(Connection(url), Idempotency(url), source, target) for _ in range(2)
         ]
+        client = connection.default_channel.client
+
+        def forwarded() -> int:
+            return sum(forwarder.forwarded for forwarder in forwarders)
 
         def done() -> bool:
-            waiting: Any = connection.default_channel.client.llen(source)
             is_idle = not any(forwarder._received for forwarder in forwarders)
-            return (
-                sum(forwarder.forwarded for forwarder in forwarders) >= WEBHOOKS
-                and not waiting
-                and is_idle
-            )
+            return forwarded() >= WEBHOOKS and not client.llen(source) and is_idle
 
-        threads = [threading.Thread(target=forwarder.run, args=(done,)) for forwarder in forwarders]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(2) as threads:
+            for ended in [threads.submit(forwarder.run, done) for forwarder in forwarders]:
+                ended.result()
 
-        client = connection.default_channel.client
-        assert sum(forwarder.forwarded for forwarder in forwarders) == WEBHOOKS
+        assert forwarded() == WEBHOOKS
         assert client.llen(target) == WEBHOOKS
         assert total > 3 * BATCH
     for forwarder in forwarders:

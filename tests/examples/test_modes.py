@@ -26,11 +26,9 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[[Any], WorkerProcess]]:
     workers: list[WorkerProcess] = []
 
     def start_worker(task: Any) -> WorkerProcess:
-        app, module = task.app, task.run.__module__
-        environment = {
-            "CELERY_BROKER_URL": app.conf.broker_url,
-            "CELERY_RESULT_BACKEND": app.conf.result_backend,
-        }
+        conf, module = task.app.conf, task.run.__module__
+        environment = {"CELERY_BROKER_URL": conf.broker_url}
+        environment["CELERY_RESULT_BACKEND"] = conf.result_backend
         options = ("--concurrency", "2")
         worker = WorkerProcess("example", options, environment, tmp_path / "log", module)
         workers.append(worker)

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -56,10 +58,8 @@ class TestRun:
         assert report["recovery_seconds"] < LEASE_SECONDS
         assert report["conflicts"] >= 1
         # The message whose charge was committed before the kill has charged, and replayed.
-        assert (
-            report["charges"] + report["replays"] + report["rejected_reuse"]
-            == report["deliveries"] + 1
-        )
+        ends = [report[name] for name in ("charges", "replays", "rejected_reuse")]
+        assert sum(ends) == report["deliveries"] + 1
         assert all(total["ledger"] == total["expected"] for total in report["totals"].values())
         assert run.stderr == ""
 
@@ -91,57 +91,41 @@ class TestRun:
 class TestErrors:
     """An error is one sentence on stderr and exit code 2."""
 
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            ("", "holds no events"),
-            ("{}\n", "line 1: an event needs id"),
-            ("\nnot json\n", "line 2: not JSON"),
-        ],
-    )
-    def test_an_invalid_events_file(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
-    ) -> None:
+    @pytest.fixture
+    def error_of(self, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+        """Runs the demo, which must return `code`; returns what it prints to stderr."""
+
+        def error_of(*options: str, code: int = cli.COULD_NOT_RUN) -> str:
+            assert cli.main(options) == code
+            return capsys.readouterr().err
+
+        return error_of
+
+    def test_an_invalid_events_file(self, tmp_path: Path, error_of: Callable[..., str]) -> None:
         file = tmp_path / "events.jsonl"
-        file.write_text(content)
+        assert "cannot be read" in error_of("--events", str(file))
+        for content, message in {
+            "": "holds no events",
+            "{}\n": "line 1: an event needs id",
+            "\nnot json\n": "line 2: not JSON",
+        }.items():
+            file.write_text(content)
+            assert message in error_of("--events", str(file))
 
-        assert cli.main(["--events", str(file)]) == cli.COULD_NOT_RUN
-        assert message in capsys.readouterr().err
+    def test_a_server_that_cannot_be_started(self, error_of: Callable[..., str]) -> None:
+        error = RedisServerError("No server here [none].")
+        with patch.object(RedisServer, "__init__", side_effect=error):
+            assert error_of() == "No server here [none].\n"
 
-    def test_a_missing_events_file(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert cli.main(["--events", str(tmp_path / "none")]) == cli.COULD_NOT_RUN
-        assert "cannot be read" in capsys.readouterr().err
-
-    def test_a_server_that_cannot_be_started(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def start(_: RedisServer) -> None:
-            raise RedisServerError("No server here [none].")
-
-        monkeypatch.setattr(RedisServer, "__init__", start)
-
-        assert cli.main([]) == cli.COULD_NOT_RUN
-        assert capsys.readouterr().err == "No server here [none].\n"
-
-    def test_ctrl_c(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def start(_: RedisServer) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(RedisServer, "__init__", start)
-
-        assert cli.main([]) == cli.INTERRUPTED
-        assert capsys.readouterr().err.startswith("Interrupted")
+    def test_ctrl_c(self, error_of: Callable[..., str]) -> None:
+        with patch.object(RedisServer, "__init__", side_effect=KeyboardInterrupt):
+            assert error_of(code=cli.INTERRUPTED).startswith("Interrupted")
 
 
-class TestEvents:
-    def test_the_file_is_what_the_generator_makes(self) -> None:
-        made = list(make_events.Provider(make_events.SEED).history())
+def test_the_file_of_events_is_what_the_generator_makes() -> None:
+    made = list(make_events.Provider(make_events.SEED).history())
 
-        assert [json.loads(line) for line in EVENTS_FILE.read_text().splitlines()] == made
+    assert [json.loads(line) for line in EVENTS_FILE.read_text().splitlines()] == made
 
 
 class TestVerdict:
@@ -155,10 +139,7 @@ class TestVerdict:
     def good(self) -> Evidence:
         payments = (self.book, self.lamp, self.book, self.forged_lamp)
         deliveries = Deliveries([Delivery(line, paid) for line, paid in enumerate(payments, 1)])
-        receipts: dict[str, dict[str, Any]] = {
-            "evt_book": {"charge": "ch_1"},
-            "evt_lamp": {"charge": "ch_2"},
-        }
+        receipts = {"evt_book": {"charge": "ch_1"}, "evt_lamp": {"charge": "ch_2"}}
         return Evidence(
             deliveries=deliveries,
             replies=[
@@ -186,63 +167,31 @@ class TestVerdict:
             "Without those: The ledger holds 15.00 EUR too much.",
         ]
 
-    @pytest.mark.parametrize(
-        ("charges", "found"),
-        [
-            (
-                [("ch_1", book), ("ch_2", lamp), ("ch_3", book)],
-                [
-                    "1 event was charged more than once: evt_book 2 times.",
-                    "The ledger holds 15.00 EUR too much.",
-                ],
-            ),
-            (
-                [("ch_1", book)],
-                ["1 event was never charged: evt_lamp.", "The ledger holds 40.00 USD too little."],
-            ),
-            (
-                [("ch_1", book), ("ch_2", forged_lamp)],
-                [
-                    "evt_lamp was not charged as in its first delivery.",
-                    "The ledger holds 59.99 USD too much.",
-                ],
-            ),
-        ],
-        ids=["a double charge", "a missing charge", "the forged amount"],
-    )
-    def test_finds_a_wrong_ledger(self, good: Evidence, charges: Any, found: list[str]) -> None:
-        ledger = [charge(*each) for each in charges]
+    def test_finds_a_wrong_ledger(self, good: Evidence) -> None:
+        double = "1 event was charged more than once: evt_book 2 times."
+        missing = "1 event was never charged: evt_lamp."
+        forged = "evt_lamp was not charged as in its first delivery."
+        for payments, event, total in (
+            ([self.book, self.lamp, self.book], double, "15.00 EUR too much"),
+            ([self.book], missing, "40.00 USD too little"),
+            ([self.book, self.forged_lamp], forged, "59.99 USD too much"),
+        ):
+            ledger = [charge(f"ch_{number}", paid) for number, paid in enumerate(payments, 1)]
+            found = differences(replace(good, charges=ledger))
+            assert found == [event, f"The ledger holds {total}."]
 
-        assert differences(replace(good, charges=ledger)) == found
-
-    @pytest.mark.parametrize(
-        ("number", "outcome", "found"),
-        [
-            (
-                2,
-                {"charge": "ch_9"},
-                "1 caller was given another receipt than the first caller: line 3, evt_book.",
-            ),
-            (
-                0,
-                TimeoutError("none"),
-                "1 caller was left without a receipt: line 1, evt_book got TimeoutError('none').",
-            ),
-            (
-                3,
-                {"charge": "ch_2"},
-                "1 delivery was accepted with a known id and other arguments: line 4, evt_lamp.",
-            ),
-        ],
-        ids=["another receipt", "no receipt", "an accepted reuse"],
-    )
-    def test_finds_a_wrong_reply(
-        self, good: Evidence, number: int, outcome: Any, found: str
-    ) -> None:
-        replies = [*good.replies]
-        replies[number] = replace(replies[number], outcome=outcome)
-
-        assert differences(replace(good, replies=replies)) == [found]
+    def test_finds_a_wrong_reply(self, good: Evidence) -> None:
+        none = "1 caller was left without a receipt: line 1, evt_book got TimeoutError('none')."
+        another = "1 caller was given another receipt than the first caller: line 3, evt_book."
+        reuse = "1 delivery was accepted with a known id and other arguments: line 4, evt_lamp."
+        outcomes: list[tuple[int, Any, str]] = [
+            *((0, TimeoutError("none"), none), (2, {"charge": "ch_9"}, another)),
+            (3, {"charge": "ch_2"}, reuse),
+        ]
+        for number, outcome, found in outcomes:
+            replies = [*good.replies]
+            replies[number] = replace(replies[number], outcome=outcome)
+            assert differences(replace(good, replies=replies)) == [found]
 
 
 def charge(charge_id: str, payment: Payment) -> Charge:

@@ -36,16 +36,16 @@ Handler = Callable[[], tuple[int, list[tuple[str, str]], bytes]]
 class Site:
     """An app behind the middleware, whose handler a test replaces at will."""
 
-    def __init__(self, kind: str, idem: Idempotency) -> None:
+    def __init__(self, kind: str, idem: Idempotency, client: redis.Redis, key: str) -> None:
         self.is_asgi, self.is_django = kind.endswith("asgi"), kind.startswith("django")
-        self.idem = idem
+        self.idem, self.redis, self.key = idem, client, key
         self.options: dict[str, Any] = {"identity": lambda request: IDENTITY}
         self.requests = 0
         self.handler: Handler = lambda: (200, [], b"ok")
 
-    def post(self, key: str | None, body: bytes = b"", method: str = "POST") -> Any:
+    def post(self, body: bytes = b"", method: str = "POST", *, keyed: bool = True) -> Any:
         """Sends a request; may be called by the handler."""
-        app = self._app()
+        app, key = self._app(), self.key if keyed else None
         if not self.is_asgi:
             environ = wsgi_server.environ(key, body, REQUEST_METHOD=method)
             # The validator warns of a method in other case.
@@ -96,22 +96,24 @@ class Site:
         url = self.idem.settings.redis_url
         self.idem = Idempotency(url, key_prefix=uuid4().hex, name="web", **options)
 
-    def record(self, client: redis.Redis) -> tuple[bytes, bytes]:
+    def record(self) -> tuple[bytes, bytes]:
         """Returns the name and the value of the only record."""
-        (name,) = client.keys(f"{self.idem.settings.key_prefix}:*")
-        return name, client.get(name)
+        (name,) = self.redis.keys(f"{self.idem.settings.key_prefix}:*")
+        return name, self.redis.get(name)
 
-    def end_lease(self, key: str) -> None:
+    def end_lease(self) -> None:
         """Ends the lease of the running execution, as if its process had been frozen."""
         (record,) = self.idem.records()
-        derived = self.idem.key_of(record_key(IDENTITY, key))
+        derived = self.idem.key_of(record_key(IDENTITY, self.key))
         abandon = commands.abandon(derived, record.task_id, record.worker, grace_ms=0, reason="")
         assert run_sync(self.idem.executor.store.execute(abandon)).case == "ok"
 
 
 @pytest.fixture(params=["asgi", "wsgi", "django-asgi", "django-wsgi"])
-def site(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Site]:
-    site = Site(request.param, idem)
+def site(
+    request: pytest.FixtureRequest, idem: Idempotency, client: redis.Redis, key: str
+) -> Iterator[Site]:
+    site = Site(request.param, idem, client, key)
     if not site.is_django:
         yield site
         return
@@ -135,67 +137,65 @@ def problem(response: Any, base: str = "urn:celery-idempotent:") -> str:
     return f"{response.status} {document['type'].removeprefix(base)}"
 
 
-def test_503_if_the_store_is_unavailable(site: Site, key: str) -> None:
+def test_503_if_the_store_is_unavailable(site: Site) -> None:
     site.idem = Idempotency("redis://127.0.0.1:1", name="web")
-    response = site.post(key)
+    response = site.post()
 
     assert (problem(response), site.requests) == ("503 store-unavailable", 0)
     assert response.headers["retry-after"] == "1"
 
 
-def test_a_request_without_protection_is_marked(site: Site, key: str) -> None:
+def test_a_request_without_protection_is_marked(site: Site) -> None:
     protected = site.idem
     site.idem = Idempotency("redis://127.0.0.1:1", name="web", on_store_error="run")
-    response = site.post(key)
+    response = site.post()
 
     assert (response.status, response.body) == (200, b"ok")
     assert response.headers["idempotency-unprotected"] == "true"
     site.idem = protected
-    assert "idempotency-unprotected" not in site.post(key).headers
+    assert "idempotency-unprotected" not in site.post().headers
 
 
-def test_500_if_the_record_is_damaged(
-    site: Site, client: redis.Redis, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    site.post(key)
-    client.set(site.record(client)[0], b"damaged")
-    response = site.post(key)
+def test_500_if_the_record_is_damaged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.post()
+    site.redis.set(site.record()[0], b"damaged")
+    response = site.post()
 
     assert (problem(response), site.requests) == ("500 outcome-unknown", 1)
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     (error,) = (each for each in errors if each.name.startswith("celery_idempotent"))
     assert "refused" in error.message
-    assert key not in error.message
+    assert site.key not in error.message
 
 
-def test_500_if_the_record_holds_no_response(site: Site, key: str) -> None:
-    with site.idem.execution(record_key(IDENTITY, key)) as execution:
+def test_500_if_the_record_holds_no_response(site: Site) -> None:
+    with site.idem.execution(record_key(IDENTITY, site.key)) as execution:
         execution.complete("something else")
-    response = site.post(key)
+    response = site.post()
 
     assert (problem(response), site.requests) == ("500 outcome-unknown", 0)
 
 
-def test_500_if_its_executions_have_crashed(site: Site, key: str) -> None:
+def test_500_if_its_executions_have_crashed(site: Site) -> None:
     def crash() -> Any:
-        site.end_lease(key)
-        later.append(site.post(key))
+        site.end_lease()
+        later.append(site.post())
         return 200, [], b"too late"
 
     later: list[Any] = []
     site.new_engine(max_attempts=1)
     site.handler = crash
-    responses = [site.post(key), *later, site.post(key)]
+    responses = [site.post(), *later, site.post()]
 
     assert [problem(response) for response in responses] == ["500 outcome-unknown"] * 3
     assert site.requests == 1
 
 
-def test_409_if_another_execution_has_taken_over_and_runs(site: Site, key: str) -> None:
+def test_409_if_another_execution_has_taken_over_and_runs(site: Site) -> None:
     def first() -> Any:
-        site.end_lease(key)
+        site.end_lease()
         site.handler = second
-        responses.append(threads.submit(site.post, key))
+        responses.append(threads.submit(site.post))
         assert begun.wait(60)
         return 200, [("Set-Cookie", "session=secret")], b"first"
 
@@ -207,69 +207,65 @@ def test_409_if_another_execution_has_taken_over_and_runs(site: Site, key: str) 
     begun, ended, responses = threading.Event(), threading.Event(), []
     site.handler = first
     with ThreadPoolExecutor(1) as threads:
-        refused = site.post(key)
+        refused = site.post()
         ended.set()
 
     assert problem(refused) == "409 request-in-progress"
     assert refused.headers["retry-after"] == "1"
     assert "set-cookie" not in refused.headers
-    assert responses[0].result().body == site.post(key).body == b"second"
+    assert responses[0].result().body == site.post().body == b"second"
 
 
-def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site, key: str) -> None:
+def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site) -> None:
     def first() -> Any:
-        site.end_lease(key)
+        site.end_lease()
         site.handler = lambda: (200, [], b"second")
-        assert site.post(key).body == b"second"
+        assert site.post().body == b"second"
         return 200, [("Set-Cookie", "session=secret")], b"first"
 
     site.handler = first
-    late = site.post(key)
+    late = site.post()
 
-    assert late.body == site.post(key).body == b"second"
+    assert late.body == site.post().body == b"second"
     assert late.headers["idempotency-replayed"] == "true"
     assert "set-cookie" not in late.headers
 
 
 @pytest.mark.parametrize("limited", [False, True], ids=["store_result", "max_response_bytes"])
-def test_409_if_responses_are_not_stored(site: Site, key: str, limited: bool) -> None:
+def test_409_if_responses_are_not_stored(site: Site, limited: bool) -> None:
     site.new_engine(store_result=limited)
     site.options |= {"max_response_bytes": 1} if limited else {}
-    first, again = site.post(key), site.post(key)
+    first, again = site.post(), site.post()
 
     assert (first.status, first.body, site.requests) == (200, b"ok", 1)
     assert problem(again) == "409 response-not-stored"
 
 
 @pytest.mark.parametrize("status", [200, 201, 302, 400, 403, 404, 422])
-def test_a_response_below_500_is_stored(site: Site, key: str, status: int) -> None:
+def test_a_response_below_500_is_stored(site: Site, status: int) -> None:
     site.handler = lambda: (status, [], b"%d" % site.requests)
-    assert [site.post(key).body for _ in range(2)] == [b"1", b"1"]
+    assert [site.post().body for _ in range(2)] == [b"1", b"1"]
 
 
 @pytest.mark.parametrize("status", [401, 408, 409, 421, 423, 425, 429, 500, 503])
-def test_a_response_to_be_followed_by_a_retry_is_not_stored(
-    site: Site, key: str, status: int
-) -> None:
+def test_a_response_to_be_followed_by_a_retry_is_not_stored(site: Site, status: int) -> None:
     """Otherwise a 429, say, would be replayed until the key expires."""
     statuses = [status, status, 201]
     site.handler = lambda: (statuses[site.requests - 1], [], b"%d" % site.requests)
-    responses = [site.post(key) for _ in range(4)]
+    responses = [site.post() for _ in range(4)]
     assert [response.status for response in responses] == [status, status, 201, 201]
     assert [response.body for response in responses] == [b"1", b"2", b"3", b"3"]
 
 
 @pytest.mark.parametrize(("size", "status"), [(64 * 1024, 422), (64 * 1024 + 1, 409)])
-def test_of_a_large_error_only_the_fact_is_stored(
-    site: Site, client: redis.Redis, key: str, size: int, status: int
-) -> None:
+def test_of_a_large_error_only_the_fact_is_stored(site: Site, size: int, status: int) -> None:
     """Clients without rights choose what an error quotes; the request is not executed again."""
     site.handler = lambda: (422, [], b"x" * size)
-    first, again = site.post(key), site.post(key)
+    first, again = site.post(), site.post()
 
     assert (first.status, len(first.body)) == (422, size)
     assert (again.status, site.requests) == (status, 1)
-    _, stored = site.record(client)
+    _, stored = site.record()
     assert len(stored) < (size + 1000 if status == 422 else 1000)
 
 
@@ -280,30 +276,28 @@ def test_of_a_large_error_only_the_fact_is_stored(
         (500, ["max-age=0", " no-store ,private"]),
     ],
 )
-def test_a_response_with_no_store_is_not_stored(
-    site: Site, client: redis.Redis, key: str, status: int, fields: list[str]
-) -> None:
+def test_a_response_with_no_store_is_not_stored(site: Site, status: int, fields: list[str]) -> None:
     """It runs once even so, whatever store_response decides."""
     if site.is_django:
         fields = [", ".join(fields)]
     site.options["store_response"] = lambda status, headers: True
     site.handler = lambda: (status, [("Cache-Control", f) for f in fields], b"a secret")
-    first, again = site.post(key), site.post(key)
+    first, again = site.post(), site.post()
 
     assert (first.status, first.body, site.requests) == (status, b"a secret", 1)
     assert problem(again) == "409 response-not-stored"
-    _, stored = site.record(client)
+    _, stored = site.record()
     assert b"secret" not in stored
 
 
-def test_other_cache_directives_are_for_caches(site: Site, key: str) -> None:
+def test_other_cache_directives_are_for_caches(site: Site) -> None:
     site.handler = lambda: (200, [("Cache-Control", "no-cache, private, x-no-store=1")], b"ok")
-    site.post(key)
-    assert site.post(key).headers["idempotency-replayed"] == "true"
+    site.post()
+    assert site.post().headers["idempotency-replayed"] == "true"
 
 
 class TestAuthorizeReplay:
-    def test_decides_which_replays_are_sent(self, site: Site, key: str) -> None:
+    def test_decides_which_replays_are_sent(self, site: Site) -> None:
         def authorize(request: Any) -> bool:
             seen.append(request)
             return allowed
@@ -312,14 +306,14 @@ class TestAuthorizeReplay:
         site.options["authorize_replay"] = authorize
         site.handler = lambda: (200, [], b"an account number")
         for allowed in (False, True, False):
-            response = site.post(key)
+            response = site.post()
             assert response.status == (200 if allowed or not seen else 403)
             assert site.requests == 1
         assert problem(response) == "403 replay-forbidden"
         assert b"account" not in response.body
         assert len(seen) == 2  # the app decides about the request that it executes
 
-    def test_is_awaited_under_asgi_alone(self, site: Site, key: str) -> None:
+    def test_is_awaited_under_asgi_alone(self, site: Site) -> None:
         async def authorize(request: Any) -> bool:
             await asyncio.sleep(0)
             return answers.pop()
@@ -331,46 +325,46 @@ class TestAuthorizeReplay:
 
         answers = [True, False]
         site.options["authorize_replay"] = authorize if site.is_asgi else lambda _: Allowed()
-        site.post(key)
+        site.post()
         if site.is_asgi:
-            assert [site.post(key).status for _ in range(2)] == [403, 200]
+            assert [site.post().status for _ in range(2)] == [403, 200]
         else:  # WSGI has no event loop
             with pytest.raises(TypeError, match="True or False, not Allowed"):
-                site.post(key)
+                site.post()
         assert site.requests == 1
 
     @pytest.mark.parametrize("returned", [None, 1, "no", object])
-    def test_must_return_true_or_false(self, site: Site, key: str, returned: Any) -> None:
+    def test_must_return_true_or_false(self, site: Site, returned: Any) -> None:
         """A value that is merely true in a condition, such as a coroutine, is not a permission."""
         site.options["authorize_replay"] = lambda request: returned
-        site.post(key)
+        site.post()
         with pytest.raises(TypeError, match="authorize_replay must return True or False, not"):
-            site.post(key)
+            site.post()
         assert site.requests == 1
 
-    def test_is_not_asked_about_problems(self, site: Site, key: str) -> None:
+    def test_is_not_asked_about_problems(self, site: Site) -> None:
         site.options |= {"authorize_replay": lambda request: 1 / 0, "max_response_bytes": 0}
-        site.post(key)
-        assert problem(site.post(key)) == "409 response-not-stored"
-        assert site.post(key, b"other").status == 422
+        site.post()
+        assert problem(site.post()) == "409 response-not-stored"
+        assert site.post(b"other").status == 422
 
-    def test_is_asked_about_the_response_of_another_execution(self, site: Site, key: str) -> None:
+    def test_is_asked_about_the_response_of_another_execution(self, site: Site) -> None:
         def first() -> Any:
-            site.end_lease(key)
+            site.end_lease()
             site.handler = lambda: (200, [], b"second")
-            assert site.post(key).body == b"second"
+            assert site.post().body == b"second"
             return 200, [], b"first"
 
         site.options["authorize_replay"] = lambda request: False
         site.handler = first
-        assert problem(site.post(key)) == "403 replay-forbidden"
+        assert problem(site.post()) == "403 replay-forbidden"
 
 
 @pytest.mark.parametrize("method", ["post", "Post", "pOST", "patch"])
-def test_a_method_in_other_case_needs_a_key(site: Site, key: str, method: str) -> None:
+def test_a_method_in_other_case_needs_a_key(site: Site, method: str) -> None:
     site.options["required"] = True
-    refused = site.post(None, method=method)
-    responses = [site.post(key, method=method) for _ in range(2)]
+    refused = site.post(method=method, keyed=False)
+    responses = [site.post(method=method) for _ in range(2)]
 
     assert problem(refused) == "400 key-missing"
     assert [response.status for response in responses] == [200, 200]
@@ -378,9 +372,7 @@ def test_a_method_in_other_case_needs_a_key(site: Site, key: str, method: str) -
 
 
 @pytest.mark.parametrize("error", [KeyReusedError, LeaseLostError, ZeroDivisionError])
-def test_an_error_of_the_app_is_raised_and_not_stored(
-    site: Site, key: str, error: type[Exception]
-) -> None:
+def test_an_error_of_the_app_is_raised_and_not_stored(site: Site, error: type[Exception]) -> None:
     """The app may use other keys, and these may be held; `replay_errors` are those of tasks."""
 
     def fail() -> Any:
@@ -390,12 +382,12 @@ def test_an_error_of_the_app_is_raised_and_not_stored(
     site.handler = fail
     for _ in range(2):
         with pytest.raises(error, match="of another key"):
-            site.post(key)
+            site.post()
     assert site.requests == 2
     assert list(site.idem.records()) == []
 
 
-def test_store_response_decides_what_is_stored(site: Site, key: str) -> None:
+def test_store_response_decides_what_is_stored(site: Site) -> None:
     seen = []
 
     def store(status: int, headers: list[tuple[str, str]]) -> bool:
@@ -405,14 +397,14 @@ def test_store_response_decides_what_is_stored(site: Site, key: str) -> None:
     site.options["store_response"] = store
     for final in ("no", "yes", "no"):
         site.handler = lambda final=final: (500, [("X-Final", final)], final.encode())  # type: ignore[misc]
-        response = site.post(key)
+        response = site.post()
 
     assert seen == [(500, "no"), (500, "yes")]
     assert response.body == b"yes"
     assert response.headers["idempotency-replayed"] == "true"
 
 
-def test_a_request_waits_for_a_running_one(site: Site, key: str) -> None:
+def test_a_request_waits_for_a_running_one(site: Site) -> None:
     def slow() -> Any:
         begun.set()
         assert ended.wait(60)
@@ -426,9 +418,9 @@ def test_a_request_waits_for_a_running_one(site: Site, key: str) -> None:
     site.handler = slow
     site.options["wait_timeout"] = 60
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(site.post, key)
+        first = threads.submit(site.post)
         assert begun.wait(60)
-        second = threads.submit(site.post, key)
+        second = threads.submit(site.post)
         eventually(lambda: "held" in cases, "the second request waits")
         ended.set()
 
@@ -436,23 +428,21 @@ def test_a_request_waits_for_a_running_one(site: Site, key: str) -> None:
     assert site.requests == 1
 
 
-def test_types_and_retry_after_are_options(site: Site, key: str) -> None:
+def test_types_and_retry_after_are_options(site: Site) -> None:
     base = "https://docs.example/errors#"
     site.options |= {"problem_type_base": base, "retry_after": 7}
     site.idem = Idempotency("redis://127.0.0.1:1", name="web")
-    response = site.post(key)
+    response = site.post()
 
     assert problem(response, base) == "503 store-unavailable"
     assert response.headers["retry-after"] == "7"
 
 
-def test_a_record_expires_and_has_neither_key_nor_identity(
-    site: Site, client: redis.Redis, key: str
-) -> None:
-    site.post(key)
-    name, stored = site.record(client)
+def test_a_record_expires_and_has_neither_key_nor_identity(site: Site) -> None:
+    site.post()
+    name, stored = site.record()
 
-    assert key.encode() not in name + stored
+    assert site.key.encode() not in name + stored
     assert IDENTITY.encode() not in name + stored
     assert site.idem.settings.result_ttl == 24 * 3600
-    assert 24 * 3600 - 60 < client.ttl(name) <= 24 * 3600
+    assert 24 * 3600 - 60 < site.redis.ttl(name) <= 24 * 3600

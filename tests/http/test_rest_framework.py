@@ -24,39 +24,43 @@ from tests.docs.pages import ROOT, python_blocks
 
 pytestmark = pytest.mark.usefixtures("django_project")
 
-Send = Callable[..., Any]
 
+class Site:
+    """Sends requests with one key to views."""
 
-@pytest.fixture
-def calls() -> list[Any]:
-    """What the views have done."""
-    return []
+    def __init__(self, idem: Idempotency, key: str) -> None:
+        self.idem, self.key = idem, key
+        #: The users for whom `pay` has run.
+        self.calls: list[str] = []
 
+    def send(
+        self, view: Any, user: str | None = "alice", *, keyed: bool = True, **data: Any
+    ) -> Any:
+        """Sends a request of a user, whom a token names."""
 
-@pytest.fixture(autouse=True)
-def settings(idem: Idempotency) -> Iterator[None]:
-    with override_settings(
-        DEBUG_PROPAGATE_EXCEPTIONS=False, MIDDLEWARE=[], IDEMPOTENCY_MIDDLEWARE={"ENGINE": idem}
-    ):
-        yield
-
-
-@pytest.fixture
-def send(key: str) -> Iterator[Send]:
-    """Sends a request of a user, whom a token names, to a view."""
-
-    def send(view: Any, user: str | None = "alice", key: str | None = key, **data: Any) -> Any:
         class Urls:
             urlpatterns = (path("pay", view),)
 
-        headers = {} if key is None else {"Idempotency-Key": key}
+        headers = {"Idempotency-Key": self.key} if keyed else {}
         if user is not None:
             headers["Authorization"] = f"Bearer {user}"
         with override_settings(ROOT_URLCONF=Urls):
             client = Client(raise_request_exception=False)
             return client.post("/pay", data, content_type="application/json", headers=headers)
 
-    return send
+    def pay(self, view: Any, request: Any) -> Any:
+        """A handler of a view."""
+        self.calls.append(request.user.username)
+        body = {"paid": len(self.calls), "data": request.data}
+        return Response(body, status=201, headers={"Location": "/pay/1"})
+
+
+@pytest.fixture
+def site(idem: Idempotency, key: str) -> Iterator[Site]:
+    with override_settings(
+        DEBUG_PROPAGATE_EXCEPTIONS=False, MIDDLEWARE=[], IDEMPOTENCY_MIDDLEWARE={"ENGINE": idem}
+    ):
+        yield Site(idem, key)
 
 
 def view_of(pay: Callable[[Any, Any], Any], **attributes: Any) -> Any:
@@ -77,7 +81,7 @@ def view_of(pay: Callable[[Any, Any], Any], **attributes: Any) -> Any:
         "authentication_classes": (Authentication,),
         "permission_classes": (IsAuthenticated,),
         "renderer_classes": (JSONRenderer,),
-        "post": pay,
+        "post": lambda self, request: pay(self, request),
     }
     bases = (IdempotencyMixin, APIView)
     return type("Payments", bases, {**default, **attributes}).as_view()  # type: ignore[attr-defined]
@@ -108,50 +112,39 @@ class TestRefused:
         with pytest.raises(ImproperlyConfigured, match=r"^Payments: IdempotencyMixin needs an API"):
             view.as_view()
 
-    def test_a_view_whose_initial_hides_ours(self, send: Send, calls: list[Any]) -> None:
-        view = view_of(lambda self, request: Response(), initial=lambda self, request: None)
+    def test_a_view_whose_initial_hides_ours(self, site: Site) -> None:
+        view = view_of(site.pay, initial=lambda self, request: None)
         with (
             override_settings(DEBUG_PROPAGATE_EXCEPTIONS=True),
             pytest.raises(ImproperlyConfigured, match=r"initial\(\) must call super\(\)"),
         ):
-            send(view)
+            site.send(view)
 
 
-def test_a_key_belongs_to_the_user_whom_the_framework_authenticates(
-    send: Send, calls: list[Any]
-) -> None:
-    def pay(self: Any, request: Any) -> Any:
-        calls.append((request.user.username, dict(request.data)))
-        return Response({"paid": len(calls)}, status=201, headers={"Location": "/pay/1"})
+def test_a_key_belongs_to_the_user_whom_the_framework_authenticates(site: Site) -> None:
+    view = view_of(site.pay)
+    *paid, refused = (site.send(view, user, amount=1) for user in ("alice", "alice", "bob", None))
 
-    view = view_of(pay)
-    responses = [send(view, user, amount=1) for user in ("alice", "alice", "bob", None)]
-
-    assert [r.status_code for r in responses] == [201, 201, 201, 401]
-    assert [r.content for r in responses[:3]] == [b'{"paid":1}', b'{"paid":1}', b'{"paid":2}']
-    first, again = (dict(response.headers) for response in responses[:2])
+    assert refused.status_code == 401
+    bodies = [{"paid": number, "data": {"amount": 1}} for number in (1, 1, 2)]
+    assert [(r.status_code, r.json()) for r in paid] == [(201, body) for body in bodies]
+    first, again = (dict(response.headers) for response in paid[:2])
     assert again == {**first, "Idempotency-Replayed": "true"}
-    assert calls == [("alice", {"amount": 1}), ("bob", {"amount": 1})]
+    assert site.calls == ["alice", "bob"]
 
 
-def test_a_user_whose_permission_was_withdrawn_gets_no_replay(
-    send: Send, calls: list[Any], idem: Idempotency
-) -> None:
+def test_a_user_whose_permission_was_withdrawn_gets_no_replay(site: Site) -> None:
     allowed = [False, True, True, False]
 
     class Permission(BasePermission):  # type: ignore[misc]
         def has_permission(self, request: Any, view: Any) -> bool:
             return allowed.pop(0)
 
-    def pay(self: Any, request: Any) -> Any:
-        calls.append(request.user)
-        return Response()
-
-    view = view_of(pay, permission_classes=(Permission,))
-    assert send(view).status_code == 403
-    assert list(idem.records()) == []
-    assert [send(view).status_code for _ in range(3)] == [200, 200, 403]
-    assert len(calls) == 1
+    view = view_of(site.pay, permission_classes=(Permission,))
+    assert site.send(view).status_code == 403
+    assert list(site.idem.records()) == []
+    assert [site.send(view).status_code for _ in range(3)] == [201, 201, 403]
+    assert len(site.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,23 +152,23 @@ def test_a_user_whose_permission_was_withdrawn_gets_no_replay(
     [("ValidationError", 400, 1), ("APIException", 500, 2), ("KeyError", 500, 2)],
 )
 def test_an_error_of_the_framework_is_a_response_and_others_release_the_key(
-    send: Send, calls: list[Any], name: str, status: int, runs: int
+    site: Site, name: str, status: int, runs: int
 ) -> None:
     from rest_framework import exceptions
 
     def pay(self: Any, request: Any) -> None:
-        calls.append("run")
+        site.pay(self, request)
         raise getattr(exceptions, name, KeyError)("no card")
 
-    responses = [send(view_of(pay)) for _ in range(2)]
+    responses = [site.send(view_of(pay)) for _ in range(2)]
     assert [r.status_code for r in responses] == [status] * 2
     assert responses[0].content == responses[1].content
-    assert len(calls) == runs
+    assert len(site.calls) == runs
 
 
 @pytest.mark.parametrize("opted_out", [False, True])
 def test_a_transaction_of_the_request_ends_before_the_response_is_stored(
-    send: Send, idem: Idempotency, monkeypatch: pytest.MonkeyPatch, opted_out: bool
+    site: Site, monkeypatch: pytest.MonkeyPatch, opted_out: bool
 ) -> None:
     from django.contrib.auth.models import User
 
@@ -199,16 +192,16 @@ def test_a_transaction_of_the_request_ends_before_the_response_is_stored(
         attributes["dispatch"] = leave(IdempotencyMixin.dispatch)
     view = view_of(pay, **attributes)
     name, step = uuid4().hex, "commit"
-    assert send(view).status_code == 500
-    assert list(idem.records()) == []
+    assert site.send(view).status_code == 500
+    assert list(site.idem.records()) == []
     name, step = uuid4().hex, "refuse"
-    assert [send(view).status_code for _ in range(2)] == [400, 400]
+    assert [site.send(view).status_code for _ in range(2)] == [400, 400]
     assert User.objects.filter(username=name).exists() is opted_out
     assert atomic == [not opted_out] * 2
 
 
 def test_what_the_checks_write_before_a_replay_is_committed(
-    send: Send, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from django.contrib.auth.models import User
 
@@ -217,24 +210,18 @@ def test_what_the_checks_write_before_a_replay_is_committed(
 
     monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
     prefix = uuid4().hex
-    view = view_of(lambda *_: Response(status=201), check_permissions=check_permissions)
-    responses = [send(view) for _ in range(2)]
+    view = view_of(site.pay, check_permissions=check_permissions)
+    responses = [site.send(view) for _ in range(2)]
 
     assert ["Idempotency-Replayed" in response for response in responses] == [False, True]
     assert User.objects.filter(username__startswith=prefix).count() == 2
 
 
-def test_each_view_has_options_of_its_own(send: Send, calls: list[Any], key: str) -> None:
-    def pay(self: Any, request: Any) -> Any:
-        calls.append("run")
-        return Response()
-
-    view = view_of(pay, idempotency_options={"METHODS": ["PUT"]})
-    assert [send(view).status_code for _ in range(2)] == [200, 200]
-    assert len(calls) == 2
-    view = view_of(pay, idempotency_options={"IDENTITY": lambda request: f"one {request.user.pk}"})
-    assert [send(view).status_code for _ in range(2)] == [200, 200]
-    assert len(calls) == 3
+def test_each_view_has_options_of_its_own(site: Site) -> None:
+    for options, runs in (({"METHODS": ["PUT"]}, 2), ({"IDENTITY": by_header("authorization")}, 3)):
+        view = view_of(site.pay, idempotency_options=options)
+        assert [site.send(view).status_code for _ in range(2)] == [201, 201]
+        assert len(site.calls) == runs
 
 
 def test_a_wrong_option_is_refused_when_the_view_is_created() -> None:
@@ -242,24 +229,17 @@ def test_a_wrong_option_is_refused_when_the_view_is_created() -> None:
         view_of(lambda self, request: None, idempotency_options={"METHOD": ["PUT"]})
 
 
-def test_inside_the_middleware_it_adds_nothing(
-    send: Send, calls: list[Any], idem: Idempotency
-) -> None:
-    def pay(self: Any, request: Any) -> Any:
-        calls.append("run")
-        return Response()
-
+def test_inside_the_middleware_it_adds_nothing(site: Site) -> None:
     with override_settings(
         MIDDLEWARE=["celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"],
-        IDEMPOTENCY_MIDDLEWARE={"ENGINE": idem, "IDENTITY": by_header("authorization")},
+        IDEMPOTENCY_MIDDLEWARE={"ENGINE": site.idem, "IDENTITY": by_header("authorization")},
     ):
-        responses = [send(view_of(pay)) for _ in range(2)]
-    assert [r.status_code for r in responses] == [200, 200]
-    assert calls == ["run"]
-    assert len(list(idem.records())) == 1
+        responses = [site.send(view_of(site.pay)) for _ in range(2)]
+    assert [r.status_code for r in responses] == [201, 201]
+    assert len(site.calls) == len(list(site.idem.records())) == 1
 
 
-def test_the_view_of_the_page(send: Send) -> None:
+def test_the_view_of_the_page(site: Site) -> None:
     from rest_framework.viewsets import ModelViewSet
 
     (block,) = (b for b in python_blocks(ROOT / "docs/http.md") if "import IdempotencyMixin" in b)
@@ -267,8 +247,6 @@ def test_the_view_of_the_page(send: Send) -> None:
     exec(block, names)
     view = names["PaymentViewSet"].as_view({"post": "create"})
 
-    response = send(view, key=None)
-    assert (response.status_code, response.json()["type"]) == (
-        400,
-        "urn:celery-idempotent:key-missing",
-    )
+    response = site.send(view, keyed=False)
+    assert response.status_code == 400
+    assert response.json()["type"] == "urn:celery-idempotent:key-missing"

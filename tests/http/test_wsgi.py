@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
+from unittest.mock import Mock
 from wsgiref.util import FileWrapper
 from wsgiref.validate import validator
 
@@ -22,12 +23,14 @@ OK = ("200 OK", [("Content-Type", "text/plain")])
 class Body:
     """An iterable that counts how often it is closed."""
 
-    def __init__(self, *chunks: bytes) -> None:
-        self.chunks = iter(chunks)
+    def __init__(self, *chunks: bytes, error: type[Exception] | None = None) -> None:
+        self.chunks, self.error = iter(chunks), error
         self.closed = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.chunks
+        yield from self.chunks
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         self.closed += 1
@@ -97,12 +100,8 @@ def site(idem: Idempotency, key: str) -> Site:
     ids=lambda environ: environ["REQUEST_METHOD"],
 )
 def test_everything_else_is_passed_to_the_app_as_it_is(site: Site, untouched: Any) -> None:
-    app = App()
-    body, stream = Body(b"ok"), untouched["wsgi.input"]
-    app.body = body
-
-    def start_response(*args: Any) -> Any:
-        return None
+    app, start_response = App(body := Body(b"ok")), Mock()
+    stream = untouched["wsgi.input"]
 
     assert site.protect(app)(untouched, start_response) is body
     assert app.environ is untouched
@@ -182,8 +181,7 @@ class TestResponse:
 
     def test_the_reason_of_a_status_is_replayed(self, site: Site) -> None:
         app = App(status="299 Half Done")
-        lines = [site.post(app).status_line for _ in range(2)]
-        assert lines == ["299 Half Done"] * 2
+        assert [site.post(app).status_line for _ in range(2)] == ["299 Half Done"] * 2
 
     def test_a_large_response_is_streamed_and_closed(self, site: Site) -> None:
         body = Body(b"x" * (MAX_BYTES + 1), b"y", b"z")
@@ -209,17 +207,10 @@ class TestResponse:
 
 class TestErrors:
     def test_a_body_that_fails_is_closed_and_its_key_is_free(self, site: Site) -> None:
-        def failing() -> Iterator[bytes]:
-            try:
-                yield b"1"
-                raise ZeroDivisionError
-            finally:
-                closed.append(True)
-
-        closed: list[bool] = []
+        body = Body(b"1", error=ZeroDivisionError)
         with pytest.raises(ZeroDivisionError):
-            site.post(App(failing()))
-        assert closed == [True]
+            site.post(App(body))
+        assert body.closed == 1
         assert list(site.idem.records()) == []
 
     def test_exc_info_replaces_a_response_of_which_nothing_was_sent(self, site: Site) -> None:
