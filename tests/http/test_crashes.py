@@ -11,15 +11,7 @@ import httpx
 import pytest
 import redis
 
-from tests.http.drivers.web_server import (
-    GTHREAD,
-    LEASE,
-    UVICORN,
-    WebServer,
-    post,
-    request_count,
-    serving,
-)
+from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, request_count, serving
 from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
@@ -32,7 +24,6 @@ SITES = {
     "flask-routes": ("tests.http.sites.flask_site:routes_app", GTHREAD),
     "drf": ("tests.http.sites.drf_site:application", GTHREAD),
 }
-AUTHORIZATION = {"Authorization": "Bearer alice"}
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -45,22 +36,20 @@ def test_after_a_crash_another_process_runs_the_request_when_the_lease_ends(
         serving(app, server, **django_environment) as first,
         serving(app, server, **django_environment) as second,
         ThreadPoolExecutor(1) as threads,
-        httpx.Client(base_url=first.url, headers=AUTHORIZATION, timeout=60) as one,
-        httpx.Client(base_url=second.url, headers=AUTHORIZATION, timeout=60) as other,
     ):
-        crashed = threads.submit(post, one, "/slow", key, body)
+        crashed = threads.submit(first.post, "/slow", key, body)
         eventually(lambda: request_count(client, key), "the first process runs the request")
         first.kill()
         killed_at = time.monotonic()
         with pytest.raises(httpx.TransportError):
             crashed.result()
         client.rpush(f"release:{key}", "go")
-        responses = [post(other, "/slow", key, body)]
+        responses = [second.post("/slow", key, body)]
         while responses[-1].status_code == 409:
             time.sleep(POLL_INTERVAL)
-            responses.append(post(other, "/slow", key, body))
+            responses.append(second.post("/slow", key, body))
         waited = time.monotonic() - killed_at
-        again = post(other, "/slow", key, body)
+        again = second.post("/slow", key, body)
 
     assert len(responses) > 1
     assert all(response.headers["retry-after"] == "1" for response in responses[:-1])
@@ -91,8 +80,8 @@ def web(
 @pytest.fixture
 def running(web: WebServer, client: redis.Redis, key: str) -> Iterator[Any]:
     """A request that runs until the test releases it."""
-    with ThreadPoolExecutor(1) as threads, web.user("alice") as alice:
-        response = threads.submit(post, alice, "/slow", key, {"order": key})
+    with ThreadPoolExecutor(1) as threads:
+        response = threads.submit(web.post, "/slow", key, {"order": key})
         eventually(lambda: request_count(client, key), "the request runs")
         yield response
         client.rpush(f"release:{key}", "go")
@@ -124,8 +113,9 @@ def test_a_long_outage_costs_no_response(
     assert running.result().json() == {"payment": 1}
     assert request_count(client, key) == 1
     store.restart()
-    eventually(lambda: post_status(web, key) == 200, "the store is in use again")
+    after = f"{key}-after"
 
+    def is_stored() -> bool:
+        return web.post("/status/200", after, {"order": after}).status_code == 200
 
-def post_status(web: WebServer, key: str) -> int:
-    return web.post("/status/200", f"{key}-after", {"order": f"{key}-after"}).status_code
+    eventually(is_stored, "the store is in use again")

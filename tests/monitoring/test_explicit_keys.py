@@ -14,10 +14,8 @@ from tests.monitoring.conftest import Shop, list_json
 def keys(shop: Shop) -> dict[str, str]:
     """The keys of a call under the rule, of one with an explicit key, and of one with a tuple."""
     shop.charge.apply((42, 999), task_id="by-rule")
-    keys, key_of = (
-        {"by-rule": shop.charge.idempotency_key_of(42, 999)},
-        shop.charge.idempotency_key_of,
-    )
+    key_of = shop.charge.idempotency_key_of
+    keys = {"by-rule": key_of(42, 999)}
     for task_id, own in {"by-text": "order:42", "by-tuple": ("acme", "order:42")}.items():
         shop.charge.apply((42, 999), task_id=task_id, idempotency_key=own)
         keys[task_id] = key_of(idempotency_key=own)

@@ -17,29 +17,22 @@ from tests.store.record_harness import raw_record
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\u2066\u200f\u061c\u200b\u2028\nforged\r\x00\x7f"
 DIGEST = "PN0MlSPt3FmEwTzQ5dHvBQ"
 ERROR = {"exc_type": "GoneError", "exc_module": "gone", "exc_message": [HOSTILE]}
+#: Letter, serializer and body of the records.
+STATES = {
+    "reserved": (b"W", b"", b""),
+    "started": (b"A", b"", steps.write(HOSTILE, "json", b"1")),
+    "completed": (b"V", b"json", json.dumps([HOSTILE]).encode()),
+    "not stored": (b"V", b"", HOSTILE.encode()),
+    "failed": (b"E", b"json", json.dumps(ERROR).encode()),
+}
 
 
 @pytest.fixture
 def hostile(shop: Shop) -> Shop:
     """A record of each state, with hostile text wherever a record may hold text."""
-    raw_steps = steps.write(HOSTILE, "json", b"1")
-    for number, (letter, form, body) in enumerate(
-        [
-            (b"W", b"", b""),
-            (b"A", b"", raw_steps),
-            (b"V", b"json", json.dumps([HOSTILE]).encode()),
-            (b"V", b"", HOSTILE.encode()),
-            (b"E", b"json", json.dumps(ERROR).encode()),
-        ]
-    ):
-        raw = raw_record(
-            letter,
-            task_id=(HOSTILE + str(number)).encode(),
-            worker=HOSTILE.encode(),
-            owner=b"0",
-            tail=form,
-            body=body,
-        )
+    for number, (letter, form, body) in enumerate(STATES.values()):
+        task_id, worker = (HOSTILE + str(number)).encode(), HOSTILE.encode()
+        raw = raw_record(letter, task_id=task_id, worker=worker, owner=b"0", tail=form, body=body)
         for task in ("shop.charge", HOSTILE):
             name = f"idem:{quote(task, safe='')}:{DIGEST[:-1]}{number}"
             shop.client.set(name, raw, px=3_600_000)
@@ -53,16 +46,10 @@ def is_harmless(output: str) -> bool:
     return all(line.isprintable() for line in output.split("\n")) and "\nforged" not in output
 
 
-STATES = ("reserved", "started", "completed", "not stored", "failed")
 COMMANDS: dict[str, list[str]] = {
     "list": ["list"],
-    **{
-        f"show {state}": ["show", f"shop.charge:{DIGEST[:-1]}{n}"] for n, state in enumerate(STATES)
-    },
-    **{
-        f"explain {state}": ["explain", "shop.charge", f"[{n}, 1]"]
-        for n, state in enumerate(STATES)
-    },
+    **{f"show {s}": ["show", f"shop.charge:{DIGEST[:-1]}{n}"] for n, s in enumerate(STATES)},
+    **{f"explain {s}": ["explain", "shop.charge", f"[{n}, 1]"] for n, s in enumerate(STATES)},
     "explain an argument": ["explain", "shop.charge", json.dumps([HOSTILE, 1])],
     "stats": ["stats", "--timeout", "0"],
 }
@@ -81,11 +68,9 @@ def test_a_terminal_gets_no_escape_sequences(hostile: Shop, command: str, as_jso
 
 
 def test_an_error_quotes_none(hostile: Shop) -> None:
-    output = hostile.celery("show", f"{HOSTILE} absent", code=1)
-    output += hostile.celery("show", "\x1b2J\x7f", code=1)
-    output += hostile.celery("explain", HOSTILE, code=1)
-
-    assert is_harmless(output), repr(output)
+    for command in (("show", f"{HOSTILE} absent"), ("show", "\x1b2J\x7f"), ("explain", HOSTILE)):
+        output = hostile.celery(*command, code=1)
+        assert is_harmless(output), repr(output)
 
 
 def test_forget_prints_none(hostile: Shop) -> None:

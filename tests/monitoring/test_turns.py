@@ -109,8 +109,7 @@ def test_in_a_burst(app: Celery, client: Redis) -> None:
 
 def test_show_names_the_waiting_message(shop: Shop) -> None:
     key = shop.charge.idempotency_key_of(42, 999)
-    store = shop.charge.idempotency_configuration.executor.store
-    turn = Turn(RecordHarness(store, shop.client, key), waits=True)
+    turn = Turn(RecordHarness(shop.store, shop.client, key), waits=True)
     turn.first.started()
     assert "next" not in shop.celery("show", "shop.charge", "[42, 999]")
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -35,13 +36,17 @@ def is_marked(page: Page) -> bool:
     return marked
 
 
+def start(site: Site, *call: Any) -> Any:
+    """Publishes a call, which waits until its order is released; returns its record."""
+    site.hold(call[1])
+    site.publish(*call)
+    return site.wait_for(*call, state="STARTED")
+
+
 def test_a_lease_counts_down_and_an_end_appears(
     site: Site, open_page: OpenPage, order: str
 ) -> None:
-    site.hold(order)
-    site.publish("shop.charge", order, 999)
-    key = site.wait_for("shop.charge", order, 999, state="STARTED").key
-    page = open_page(f"/records/{key}")
+    page = open_page(f"/records/{start(site, 'shop.charge', order, 999).key}")
     mark(page)
     countdown = page.locator(".facts .countdown")
     expect(countdown).to_have_text(re.compile(r"in \d+ (s|min)"))
@@ -59,9 +64,7 @@ def test_a_lease_counts_down_and_an_end_appears(
 def test_a_dead_execution_and_its_takeover_appear(
     site: Site, open_page: OpenPage, order: str
 ) -> None:
-    site.hold(order)
-    site.publish("shop.renew", order)
-    record = site.wait_for("shop.renew", order, state="STARTED")
+    record = start(site, "shop.renew", order)
     overview, page = open_page(), open_page(f"/records/{record.key}")
     mark(overview)
     mark(page)
@@ -90,9 +93,7 @@ def test_a_dead_execution_and_its_takeover_appear(
 
 
 def test_a_connection_that_drops_comes_back(site: Site, open_page: OpenPage, order: str) -> None:
-    site.hold(order)
-    site.publish("shop.charge", order, 999)
-    key = site.wait_for("shop.charge", order, 999, state="STARTED").key
+    key = start(site, "shop.charge", order, 999).key
     ports = Ports(1)
     (port,) = ports.numbers
     app, environment = "tests.dashboard.shop", {URL_VARIABLE: site.app.conf.broker_url}
