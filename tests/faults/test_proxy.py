@@ -60,9 +60,7 @@ def test_a_delayed_reply_arrives_later(proxy: Proxy, through: redis.Redis) -> No
     ("fault", "error"),
     [("refuse", redis.ConnectionError), ("black_hole", redis.TimeoutError)],
 )
-def test_a_fault_of_all_connections_lasts_until_heal(
-    proxy: Proxy, through: redis.Redis, fault: str, error: type
-) -> None:
+def test_it_lasts_until_heal(proxy: Proxy, through: redis.Redis, fault: str, error: type) -> None:
     getattr(proxy, fault)()
     for _ in range(2):
         with pytest.raises(error):

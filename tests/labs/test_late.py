@@ -13,9 +13,7 @@ pytestmark = [pytest.mark.worker, pytest.mark.slow, pytest.mark.exhaustive]
 
 @pytest.mark.parametrize("has_deadlines", [True, False])
 @pytest.mark.parametrize("title", ["late reserve, started, the call fails", "late forget, force"])
-def test_a_late_command_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, title: str, has_deadlines: bool
-) -> None:
+def test_changes_nothing(monkeypatch: pytest.MonkeyPatch, title: str, has_deadlines: bool) -> None:
     monkeypatch.setattr(
         AbstractConnection, "send_packed_command", AbstractConnection.send_packed_command
     )

@@ -68,9 +68,7 @@ class TestFaults:
         assert charge.idempotency_record("1").state is State.COMPLETED
         assert runs == ["1"]
 
-    def test_an_expired_lease_is_taken_over_from_a_running_execution(
-        self, idempotency: IsolatedRecords, app: Celery
-    ) -> None:
+    def test_expired_leases_are_taken_over(self, idempotency: IsolatedRecords, app: Celery) -> None:
         @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.slow")
         def slow(self: IdempotentTask) -> str:
             if self.idempotency.recovered:
@@ -238,9 +236,7 @@ class TestIsolation:
         assert runs == ["1"]
 
 
-def test_a_disabled_app_needs_no_redis_and_isolated_records_enable_it(
-    app: Celery, charge: Any, runs: list[str]
-) -> None:
+def test_a_disabled_app_needs_no_redis(app: Celery, charge: Any, runs: list[str]) -> None:
     app.conf.idempotency_enabled = False
     charge.delay("1")
     charge.delay("1")

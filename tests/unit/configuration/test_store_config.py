@@ -56,9 +56,7 @@ class TestRedis:
         ],
         ids=["own", "backend", "rpc", "none", "file"],
     )
-    def test_is_the_configured_one_or_the_backend_or_the_broker(
-        self, settings: dict[str, Any], config: str
-    ) -> None:
+    def test_is_the_own_one_or_celerys(self, settings: dict[str, Any], config: str) -> None:
         both = {"broker_url": "redis://broker:1/0", "result_backend": "redis://:pw@backend:1/0"}
 
         assert str(store_of(both | settings).config) == config

@@ -81,9 +81,7 @@ class TestServer:
             ({"clock_ahead": -1.5}, "clocks", "warning", "NTP"),
         ],
     )
-    def test_a_weakness_is_found(
-        self, info: dict[str, Any], name: str, severity: str, setting: str
-    ) -> None:
+    def test_weaknesses(self, info: dict[str, Any], name: str, severity: str, setting: str) -> None:
         findings = server.check(SOUND | info, "here")
 
         finding = only(f for f in findings if f.name == name)
@@ -144,9 +142,7 @@ class TestBroker:
             ({"error_ttl": 60, "replay_errors": (OSError,)}, "idempotency_error_ttl (60 s)"),
         ],
     )
-    def test_a_retention_shorter_than_the_redelivery_is_found(
-        self, options: dict[str, Any], what: str | None
-    ) -> None:
+    def test_a_short_retention_is_found(self, options: dict[str, Any], what: str | None) -> None:
         app = shop(**BY_THE_BROKER)
         add(app, **{f"idempotency_{name}": value for name, value in options.items()})
 
@@ -190,9 +186,7 @@ class TestBroker:
             ("filesystem://", {}, "as the transport 'filesystem' decides"),
         ],
     )
-    def test_the_redelivery_depends_on_the_transport(
-        self, url: str, settings: dict[str, Any], expected: str
-    ) -> None:
+    def test_what_redelivers(self, url: str, settings: dict[str, Any], expected: str) -> None:
         app = shop(url, **settings)
         add(app)
         assert describe_redelivery(app).startswith(expected)
@@ -243,9 +237,7 @@ class TestBroker:
             ("amqp://", {"broker_heartbeat": 0}, {"publishers", "heartbeat", "consumer-timeout"}),
         ],
     )  # fmt: skip
-    def test_a_weakness_is_found(
-        self, url: str, settings: dict[str, Any], expected: set[str]
-    ) -> None:
+    def test_weaknesses(self, url: str, settings: dict[str, Any], expected: set[str]) -> None:
         app = shop(url, **settings, **BY_THE_BROKER)
         assert list(broker.check(app)) == [], "without tasks"
         add(app, time_limit=3600 if url == "amqp://" else None)
@@ -333,9 +325,7 @@ class TestTasks:
             ({"result_backend": "cache+memory://"}, {"fused-completion"}),
         ],
     )
-    def test_a_result_of_a_transaction_that_is_not_written_again(
-        self, settings: dict[str, Any], expected: set[str]
-    ) -> None:
+    def test_a_result_written_once(self, settings: dict[str, Any], expected: set[str]) -> None:
         app = shop()
         app.conf.update(settings)
         add(app, idempotency_transaction=create_engine("sqlite:///never-opened"))

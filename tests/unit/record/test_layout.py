@@ -12,30 +12,11 @@ from hypothesis import strategies as st
 
 from celery_idempotent.core.record import Payload, Record, State, Tail, layout
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
-from tests.store.record_harness import UUID_ID, raw_record
+from tests.store.record_harness import raw_record
 
 
 def read(raw: bytes) -> Record:
     return layout.read(raw, "shop.charge:digest", "shop.charge")
-
-
-def test_every_field_is_read_from_its_position() -> None:
-    raw = raw_record(b"A", attempt=3, body=b"steps")
-
-    record = read(raw)
-
-    assert record == Record(
-        state=State.STARTED,
-        key="shop.charge:digest",
-        task="shop.charge",
-        task_id=UUID_ID,
-        worker="celery@host/4711",
-        token=1_763_726_400_123_457,
-        attempt=3,
-        at_ms=1_763_726_460_123,
-        fingerprint=b"8 bytes!",
-        body=b"steps",
-    )
 
 
 @pytest.mark.parametrize("form", ["", "json+gzip"])

@@ -94,9 +94,7 @@ def test_after_a_delay_one_probe_closes_it(breaker: Breaker, redis: Redis, clock
     assert not breaker.open
 
 
-def test_the_delay_doubles_with_each_failed_probe_up_to_the_maximum(
-    breaker: Breaker, redis: Redis, clock: Clock
-) -> None:
+def test_the_delay_doubles_up_to_the_maximum(breaker: Breaker, redis: Redis, clock: Clock) -> None:
     fail(breaker)
     waited = []
     for _ in range(6):
@@ -173,12 +171,10 @@ def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.Mo
     assert [outage.count_failure() for _ in range(2)] == [2, None]
 
 
-def test_its_end_is_logged_in_one_line_unless_it_was_a_single_call(
-    outage: OutageLogger, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_its_end_is_one_line(outage: OutageLogger, caplog: pytest.LogCaptureFixture) -> None:
     outage.count_failure()
     outage.end()
-    assert caplog.records == []
+    assert caplog.records == [], "of a single call"
 
     assert [outage.count_failure() for _ in range(3)] == [0, None, None], "the next outage"
     outage.end()

@@ -76,9 +76,7 @@ EXPLICIT = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
     ],
     ids=["requeued", "rolled back", "explicit key", "explicit and derived key"],
 )
-def test_a_message_published_again_carries_its_key_as_json(
-    headers: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_a_message_put_back_has_its_key(headers: dict[str, Any], expected: dict[str, Any]) -> None:
     parsed = read(json.loads(json.dumps(headers)))
 
     assert parsed == MessageHeaders(**expected)
