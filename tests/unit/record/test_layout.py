@@ -19,19 +19,6 @@ def read(raw: bytes) -> Record:
     return layout.read(raw, "shop.charge:digest", "shop.charge")
 
 
-@pytest.mark.parametrize("form", ["", "json+gzip"])
-@pytest.mark.parametrize("label", ["", "order 42", "Straße 東京"])
-@pytest.mark.parametrize("traceparent", ["", "00-0af7651916cd43dd8448eb211c80319c-01"])
-def test_the_tail_has_what_no_script_reads(form: str, label: str, traceparent: str) -> None:
-    tail = Tail(form, traceparent, label).to_bytes()
-
-    record = read(raw_record(b"V", owner=b"", tail=tail, body=b"\0binary\xff"))
-
-    assert record.body == b"\0binary\xff"
-    assert (record.format, record.label, record.traceparent) == (form, label, traceparent)
-    assert label or traceparent or tail == form.encode()
-
-
 def test_a_label_that_does_not_fit_is_cut() -> None:
     tail = Tail("json", "t" * 55, "東" * 200).to_bytes()
 
