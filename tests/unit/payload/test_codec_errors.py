@@ -185,9 +185,7 @@ class TestErrors:
         pickling.conf.result_serializer = "pickle"
         codec = PayloadCodec(ResultCodec(pickling), prepare_accept_content(["pickle"]))
 
-        again = decode(
-            encode_error(ValueError(object), codec=codec), codec=codec, state=State.FAILED
-        )
+        again = decode(encode_error(ValueError(object), codec=codec), codec, State.FAILED)
 
         assert type(again) is ValueError
         assert again.args == ("<class 'object'>",)
@@ -255,9 +253,7 @@ class TestErrors:
         "error", [UnprintableError(), ValueError(UnprintableError())], ids=["it", "arg"]
     )
     def test_that_cannot_be_serialized_do_not_fail(self, error: Exception) -> None:
-        payload = encode_error(error)
-
-        again = decode(payload, state=State.FAILED)
+        again = decode(encode_error(error), state=State.FAILED)
 
         assert isinstance(again, (UnprintableError, ValueError, ResultNotStoredError))
 
