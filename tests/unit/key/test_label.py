@@ -24,6 +24,12 @@ def test_a_template_is_filled_with_arguments_defaults_and_extra_keywords() -> No
     assert label("{order}: {amount:.2f} {tenant}").of((1,), {"tenant": "acme"}) == "1: 7.00 acme"
 
 
+def test_what_callers_pass_cannot_forge_a_line_or_a_tag() -> None:
+    shown = label("order {order}").of(("1\nERROR <b>\x1b[2J",), {})
+
+    assert shown == "order 1\\x0aERROR \\x3cb\\x3e\\x1b[2J"
+
+
 class Unprintable:
     def __str__(self) -> str:
         raise RuntimeError("secret 4711")
