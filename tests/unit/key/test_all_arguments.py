@@ -15,6 +15,21 @@ pytestmark = pytest.mark.core
 def charge(order_id: Any, amount: Any = 0, *, note: Any = "") -> None: ...
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (((1, 2), {}), ((1,), {"amount": 2})),
+        (((1, 2), {}), ((), {"amount": 2, "order_id": 1})),
+        (((1,), {}), ((1, 0), {})),
+        (((1,), {}), ((1,), {"note": "", "amount": 0})),
+    ],
+)
+def test_equal_calls_have_one_key(one: Any, other: Any) -> None:
+    task = Task(charge)
+
+    assert task(*one[0], **one[1]) == task(*other[0], **other[1])
+
+
 def test_values_of_different_arguments_are_not_mixed_up() -> None:
     task = Task(charge)
 
