@@ -269,7 +269,7 @@ class Basket:
 
 
 def by_hint(basket: Basket) -> None: ...
-def by_default(basket: Any = Basket()) -> None: ...  # noqa: B008
+def by_default(basket: Basket | None = Basket()) -> None: ...  # noqa: B008
 def with_a_key(order_id: int, idempotency_key: str = "") -> None: ...
 
 
