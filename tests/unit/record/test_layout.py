@@ -185,7 +185,7 @@ def test_an_execution_reads_what_it_needs(owner: bytes, orphaned_seconds: float 
 
 
 @pytest.mark.parametrize(
-    ("letter", "owner", "ended_by"),
+    ("letter", "owner", "end"),
     [
         (b"a", b"process_lost", "process_lost"),
         (b"a", b"8 bytes.", None),
@@ -193,10 +193,8 @@ def test_an_execution_reads_what_it_needs(owner: bytes, orphaned_seconds: float 
         (b"A", b"terminated", None),
     ],
 )
-def test_only_an_abandoned_execution_has_an_end(
-    letter: bytes, owner: bytes, ended_by: str | None
-) -> None:
-    assert read(raw_record(letter, owner=owner)).ended_by == ended_by
+def test_only_an_abandoned_one_has_an_end(letter: bytes, owner: bytes, end: str | None) -> None:
+    assert read(raw_record(letter, owner=owner)).ended_by == end
 
 
 def test_a_payload_is_read_back_from_its_bytes() -> None:
