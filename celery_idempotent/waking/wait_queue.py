@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.record import Record, layout
+from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import reference, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.tracking import InvalidationListener
@@ -64,10 +64,10 @@ class WaitingMessage:
         """Whether it waits for the execution of another copy of itself."""
         return bool(self.waits.task_id == self.request.text_id[:255])
 
-    def continues(self, reservation: Record) -> bool:
-        """Returns whether this message is the retry that `reservation` is for."""
-        is_own = reservation.task_id == self.request.text_id
-        return is_own and bool(reservation.awaited <= self.request.identity[1])
+    def continues(self, holder: Record) -> bool:
+        """Returns whether `holder` reserves the key for this message, which is a retry."""
+        is_own = holder.state is State.RESERVED and holder.task_id == self.request.text_id
+        return is_own and bool(holder.awaited <= self.request.identity[1])
 
     @property
     def is_queued(self) -> bool:
@@ -104,8 +104,8 @@ class WaitQueue:
         self.is_held = False
         self._listener, self._on_change = listener, partial(changed, self)
         self._names: set[str] = set()
-        #: The record, if the key is reserved for a retry.
-        self._reservation: Record | None = None
+        #: The record that held the key at the last read, if it can be read.
+        self.holder: Record | None = None
         self._token = 0
         self._woken: WaitingMessage | None = None
         self._woken_at = 0.0
@@ -130,10 +130,10 @@ class WaitQueue:
             self._token = max(self._token, layout.turn_token(raw))
             raw, is_tracked = self._read(holder)
         self._untrack(previous - self._names)
-        head, self._reservation = layout.read_head(raw), None
-        if head.letter == b"W":
+        head, self.holder = layout.read_head(raw), None
+        if head.letter in layout.UNFINISHED:
             with suppress(CorruptRecordError):
-                self._reservation = self.store.record(self.key, raw)
+                self.holder = self.store.record(self.key, raw)
         self._token = max(self._token, head.token)
         self.is_held = head.letter in layout.UNFINISHED and self.seconds_left(head) > 0
         if self.is_held or self._token > before:  # it may have run between two reads
@@ -169,8 +169,8 @@ class WaitQueue:
         A copy of a message whose continuation is being sent is not: that takes up to a lease.
         """
         if self.is_held:
-            record = self._reservation
-            return [message for message in self.messages if record and message.continues(record)]
+            holder = self.holder
+            return [message for message in self.messages if holder and message.continues(holder)]
         if head.letter not in _SENDING or self.seconds_left(head) <= 0:
             return list(self.messages)
         return [message for message in self.messages if not message.is_copy]

@@ -274,17 +274,19 @@ class WaitingMessages:
     def snapshot(self) -> list[dict[str, Any]]:
         """Returns what `celery inspect` shows: who waits for each key, longest wait first."""
         with self._changed:
-            queues = [(queue.key, list(queue.messages)) for queue in self._queues.values()]
+            queues = [
+                (each.key, each.holder, list(each.messages)) for each in self._queues.values()
+            ]
         return [
             {
                 "task": key.task,
                 "key": str(key),
-                "held_by": messages[0].waits.task_id,
+                "held_by": holder.task_id if holder else messages[0].waits.task_id,
                 "messages": len(messages),
                 "since": utc(messages[0].waits.since_ms / 1000).isoformat(),
                 "task_ids": [message.request.text_id for message in messages[:SHOWN]],
             }
-            for key, messages in queues
+            for key, holder, messages in queues
             if messages
         ]
 

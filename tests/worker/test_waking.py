@@ -61,11 +61,16 @@ def duplicates_of(shop: Shop, task: Any, order: str, number: int = 2) -> list[As
 
 def waiting(shop: Shop, task: Any, order: str) -> int:
     """Returns how many messages wait in workers for the key of an order."""
-    replies = inspect(shop)._request("idempotency_waiting") or {}
-    key = str(task.idempotency_key_of(order))
-    return sum(
-        each["messages"] for lines in replies.values() for each in lines if each["key"] == key
+    return sum(each["messages"] for each in waits(shop, task, order))
+
+
+def waits(shop: Shop, task: Any, order: str) -> list[dict[str, Any]]:
+    """Returns what each worker replies about the key of an order."""
+    replies, key = (
+        inspect(shop)._request("idempotency_waiting") or {},
+        task.idempotency_key_of(order),
     )
+    return [each for lines in replies.values() for each in lines if each["key"] == str(key)]
 
 
 def inspect(shop: Shop) -> Any:
@@ -127,6 +132,18 @@ def test_after_the_death_of_its_process(shop: Shop, order: str) -> None:
     shop.ledger.wait_for_run(order, 2)
     values = values_at_once(shop, order, first, *duplicates)
     assert values == [values[0]] * 3
+
+
+def test_the_holder_is_shown_after_another_has_begun(shop: Shop, order: str) -> None:
+    first, duplicates = begun(shop, in_turn, order)
+    shop.ledger.kill(order)
+    holder = shop.ledger.wait_for_run(order, 2).task_id
+    with at_once():
+        eventually(
+            lambda: {each["held_by"] for each in waits(shop, in_turn, order)} == {holder},
+            "the holder is read",
+        )
+    values_at_once(shop, order, first, *duplicates)
 
 
 @pytest.mark.core
