@@ -113,9 +113,6 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-logger = logging.getLogger(__name__)
-
-
 def connect_events() -> None:
     """Connects the signals that send events."""
     signals.replayed.connect(_on_replayed, weak=False)

@@ -185,27 +185,19 @@ class Part(NamedTuple):
     signature: Mapping[str, Any]
 
     @property
-    def task(self) -> str:
-        """The name of its task."""
-        return str(self.signature["task"])
-
-    @property
-    def queue(self) -> str:
-        """Its queue, exchange or routing key; empty if its task is routed."""
-        options = self.signature.get("options")
-        if not isinstance(options, Mapping):
-            return ""
-        places = (options.get(name) for name in ("queue", "exchange", "routing_key"))
-        return next((place for place in places if place and isinstance(place, str)), "")
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """Its arguments."""
         return {name: self.signature.get(name) for name in ("args", "kwargs")}
 
     def __str__(self) -> str:
-        text = f"{self.when} {self.task}" if self.when else self.task
-        return f"{text} in queue {self.queue}" if self.queue else text
+        """Names its time, its task, and its queue, exchange or routing key if it has one."""
+        task, options = self.signature["task"], self.signature.get("options")
+        text = f"{self.when} {task}" if self.when else str(task)
+        if not isinstance(options, Mapping):
+            return text
+        places = (options.get(name) for name in ("queue", "exchange", "routing_key"))
+        queue = next((place for place in places if place and isinstance(place, str)), "")
+        return f"{text} in queue {queue}" if queue else text
 
 
 def parts(message: Signature) -> Iterator[Part]:
