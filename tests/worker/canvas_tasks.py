@@ -14,12 +14,20 @@ from celery_idempotent import IdempotentTask
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, flaky, pack, silent
 
+#: Replacements of a task: one that fails, and a task and a call whose results are ignored.
+REPLACEMENTS = {
+    "pack": pack.s(),
+    "flaky": flaky.s(),
+    "silent": silent.s(),
+    "ignored": pack.s().set(ignore_result=True),
+}
+
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over")
-def hand_over(self: Any, order: str) -> None:
+def hand_over(self: Any, order: str, to: str = "pack") -> None:
     """Replaces itself by another task."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        self.replace(pack.s(f"replacement of {order}"))
+        self.replace(REPLACEMENTS[to].clone((f"replacement of {order}",)))
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_badly")
@@ -30,21 +38,6 @@ def hand_over_badly(self: Any, order: str) -> str:
         if len(ledger.runs(order)) == 1:
             self.replace(pack.s(object()))
         return "handled here"
-
-
-@shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_in_vain")
-def hand_over_in_vain(self: Any, order: str) -> None:
-    """Replaces itself by a task that fails."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        self.replace(flaky.s(f"replacement of {order}"))
-
-
-@shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_silently")
-def hand_over_silently(self: Any, order: str, *, by_option: bool = False) -> None:
-    """Replaces itself by a task, or a call, whose result is ignored."""
-    ignored = pack.s().set(ignore_result=True) if by_option else silent.s()
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        self.replace(ignored.clone((f"replacement of {order}",)))
 
 
 PARTS = ("charge", "book", "mail")
@@ -111,27 +104,22 @@ def fan_out(self: Any, order: str, way: str, item: int | None = None, after: str
 def _send_children(task: Any, order: str, way: str) -> None:
     headers = task.request.headers
     children = [f"{item} {order}" for item in range(ITEMS)]
-    if way == "apply_async":
-        for child in children:
-            pack.apply_async((child,), headers=headers)
-    elif way == "by name":
-        for child in children:
-            task.app.send_task("shop.pack", (child,), headers=headers)
-    elif way == "signature":
-        for child in children:
-            chain(pack.s(child).set(headers=headers), report.s(child)).delay()
-    elif way == "group":
+    if way == "group":
         group(pack.s(child) for child in children).apply_async(headers=headers)
-    elif way == "plain task":
-        for child in children:
+        return
+    for item, child in enumerate(children):
+        if way == "apply_async":
+            pack.apply_async((child,), headers=headers)
+        elif way == "by name":
+            task.app.send_task("shop.pack", (child,), headers=headers)
+        elif way == "signature":
+            chain(pack.s(child).set(headers=headers), report.s(child)).delay()
+        elif way == "plain task":
             relay.apply_async((child,), headers=headers)
-    elif way == "eager":
-        for child in children:
+        elif way == "eager":
             pack.apply((child,), headers=headers).get(disable_sync_subtasks=False)
-    elif way == "itself":
-        for item in range(ITEMS):
-            self = task.app.tasks["shop.fan_out"]
-            self.apply_async((children[item], way, item), headers=headers)
+        elif way == "itself":
+            task.app.tasks["shop.fan_out"].apply_async((child, way, item), headers=headers)
 
 
 @shared_task(bind=True, name="shop.relay")

@@ -55,15 +55,19 @@ def default_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def shared_shop(request: Any, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    """The shop of all modules, or one with the settings in `SHOP` of this module."""
+    """The shop of all modules, or one with the settings in `SHOP` of this module.
+
+    It has one worker, or one for each of the lists of options in `WORKERS`.
+    """
     settings = getattr(request.module, "SHOP", None)
     if settings is None:
         yield request.getfixturevalue("default_shop")
         return
+    # As root, Celery accepts pickle only with this variable.
+    environment = {"C_FORCE_ROOT": "1"} if "accept_content" in settings else {}
     with open_shop(**settings) as shop:
-        # As root, Celery accepts pickle only with this variable.
-        environment = {"C_FORCE_ROOT": "1"} if "accept_content" in settings else {}
-        shop.start_worker(concurrency=4, **environment)
+        for options in getattr(request.module, "WORKERS", [["--concurrency=4"]]):
+            shop.start_worker(*options, **environment)
         yield shop
 
 

@@ -52,10 +52,6 @@ class ForkedCelery:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
-
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if (code := self.poll()) is None:

@@ -23,7 +23,7 @@ if app is not None:
 
 pytestmark = pytest.mark.exhaustive
 
-WORKERS = 2
+COPIES = 2
 _QUEUE = Broadcast(EVERYONE)
 # With Redis, the publisher must declare the fanout exchange.
 TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
@@ -38,7 +38,7 @@ def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) 
         server: RabbitMQ = request.getfixturevalue("rabbitmq")
         broker = {"broker_url": server.url}
     with open_shop(imports=[__name__], **broker) as shop:
-        for _ in range(WORKERS):
+        for _ in range(COPIES):
             shop.start_worker(concurrency=2)
         yield shop
 
@@ -52,13 +52,13 @@ def test_each_worker_requeues_its_copy_once(shop: Shop, order: str) -> None:
     shop.ledger.start(pack, order)
     pack.apply_async((order,), task_id=order, **TO_EVERYONE)
 
-    shop.ledger.wait_for_signal(order, "conflicted", WORKERS)
+    shop.ledger.wait_for_signal(order, "conflicted", COPIES)
     shop.ledger.release(order)
 
     assert pack.AsyncResult(order).get(timeout=SOON)["receipt"]
-    shop.ledger.wait_for_signal(order, "replayed", WORKERS)
-    assert len(shop.ledger.signals(order, "conflicted")) == WORKERS
-    assert received(shop, order) == WORKERS  # a message that comes back is not logged again
+    shop.ledger.wait_for_signal(order, "replayed", COPIES)
+    assert len(shop.ledger.signals(order, "conflicted")) == COPIES
+    assert received(shop, order) == COPIES  # a message that comes back is not logged again
     assert len(shop.ledger.runs(order)) == 1
 
 
@@ -66,7 +66,7 @@ def test_retry_is_delivered_once(shop: Shop, order: str) -> None:
     try_later.apply_async((order, 1), task_id=order, **TO_EVERYONE)
 
     assert try_later.AsyncResult(order).get(timeout=SOON)
-    shop.ledger.wait_for_signal(order, "replayed", WORKERS - 1)
+    shop.ledger.wait_for_signal(order, "replayed", COPIES - 1)
     assert len(shop.ledger.runs(order)) == 2
 
 

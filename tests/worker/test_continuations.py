@@ -25,8 +25,6 @@ from tests.worker.canvas_tasks import (
     follow_up,
     hand_over,
     hand_over_badly,
-    hand_over_in_vain,
-    hand_over_silently,
     report,
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
@@ -172,19 +170,19 @@ def test_replacement_that_cannot_be_published_releases_the_key(ledger: Ledger, o
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("options", [{}, {"by_option": True}], ids=["of a task", "of a call"])
+@pytest.mark.parametrize("to", ["silent", "ignored"])
 def test_duplicates_do_not_wait_for_an_ignored_result_of_a_replacement(
-    ledger: Ledger, order: str, options: dict[str, bool]
+    ledger: Ledger, order: str, to: str
 ) -> None:
-    hand_over_silently.delay(order, **options)
+    hand_over.delay(order, to)
     ledger.wait_for_run(f"replacement of {order}")
     eventually(
-        lambda: hand_over_silently.idempotency_record(order, **options).state is State.COMPLETED,
+        lambda: hand_over.idempotency_record(order, to).state is State.COMPLETED,
         "the replaced task is done",
     )
 
     with pytest.raises(ResultNotStoredError, match="ignore_result"):
-        hand_over_silently.delay(order, **options).get(timeout=SOON)
+        hand_over.delay(order, to).get(timeout=SOON)
 
     assert len(ledger.runs(order)) == 1
 
@@ -193,7 +191,7 @@ def test_duplicates_do_not_wait_for_an_ignored_result_of_a_replacement(
 def test_errback_of_a_failed_replacement_runs_once(shop: Shop, ledger: Ledger, order: str) -> None:
     """A redelivery of the replaced message sends nothing."""
     errback = report.si("failed", order)
-    hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback, queue="kept")
+    hand_over.apply_async((order, "flaky"), task_id=order, link_error=errback, queue="kept")
     message = shop.deliver_kept(order)
     eventually(lambda: ledger.notes(order), "the errback has run")
 

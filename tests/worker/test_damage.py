@@ -88,12 +88,9 @@ def test_task_fails_until_the_key_is_forgotten(
 def test_publish_fails_and_sends_no_message(shop: Shop, order: str, damage: str) -> None:
     damaged(shop, reserved, damage, order)
 
-    if damage in UNREADABLE:
-        with pytest.raises(CorruptRecordError, match="cannot be read"):
-            reserved.apply_async((order,), queue="unconsumed")
-    else:
-        with pytest.raises(CorruptRecordError, match="cannot be read"):
-            reserved.apply_async((order,), queue="unconsumed").get(timeout=SOON)
+    publish = reserved.s(order).set(queue="unconsumed").delay
+    with pytest.raises(CorruptRecordError, match="cannot be read"):
+        publish() if damage in UNREADABLE else publish().get(timeout=SOON)
     assert shop.redis.llen("unconsumed") == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,12 +32,8 @@ def hang(sender: Any, task_id: str, **_: Any) -> None:
         Ledger.of(sender.app).wait_for_release(task_id)
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop() as shop:
-        shop.start_worker("-Q", "old version", concurrency=1)
-        shop.start_worker("-I", __name__, concurrency=2)
-        yield shop
+SHOP: dict[str, Any] = {}
+WORKERS = [["-Q", "old version", "--concurrency=1"], ["-I", __name__]]
 
 
 def meets_an_old_worker(task: Any, shop: Shop, order: str) -> AsyncResult:

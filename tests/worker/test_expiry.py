@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -30,13 +30,9 @@ from tests.worker.tasks import (
 EXPIRES = 2.0
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    # Two workers, so that one discards the copy of a message that the other one runs.
-    with open_shop(**COPIED_MESSAGES, idempotency_lease=2.0) as shop:
-        for _ in range(2):
-            shop.start_worker(concurrency=2)
-        yield shop
+SHOP = {**COPIED_MESSAGES, "idempotency_lease": 2.0}
+#: Two, so that one discards the copy of a message that the other one runs.
+WORKERS = [[], []]
 
 
 def publish(shop: Shop, task: Any, *args: Any, **options: Any) -> tuple[AsyncResult, bytes]:

@@ -157,20 +157,16 @@ def test_a_call_that_an_old_process_has_queued_leaves_no_reservation(
     assert new.idempotency_record(order) is None
 
 
+@pytest.mark.usefixtures("library")
 def test_after_its_end_every_version_can_queue_it_again(
-    shop: Shop,
-    server: RedisServer,
-    in_transition: Any,
-    old: Any,
-    new: Any,
-    ledger: Ledger,
-    order: str,
+    request: pytest.FixtureRequest, shop: Shop, server: RedisServer, order: str
 ) -> None:
-    for version in (old, in_transition, new, in_transition, old):
+    for name in ("old", "in_transition", "new", "in_transition", "old"):
+        version = request.getfixturevalue(name)
         version.delay(order).get(SOON)
         # The older libraries release their locks after the result is stored.
         eventually(lambda: not is_locked(shop, server, order), "no lock is left")
-    assert len(ledger.runs(order)) == 5
+    assert len(shop.ledger.runs(order)) == 5
 
 
 def test_a_copy_of_the_running_message_is_put_back_in_spite_of_its_lock(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,26 +17,17 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 ORDERS = 8
 
 
-class TestPoolProcessReplacedAfterEachTask:
-    @pytest.fixture(
-        scope="class",
-        params=[("--max-tasks-per-child", "1"), ("--max-memory-per-child", "1")],
-        ids=["max-tasks", "max-memory"],
-    )
-    @classmethod
-    def shared_shop(
-        cls, request: pytest.FixtureRequest, open_shop: Callable[..., Shop]
-    ) -> Iterator[Shop]:
-        with open_shop() as shop:
-            shop.start_worker(*request.param)
-            yield shop
-
-    def test_each_key_runs_once(self, shop: Shop, order: str) -> None:
-        orders = [f"{order}-{number}" for number in range(ORDERS)]
-        results = [(name, [pack.delay(name) for _ in range(2)]) for name in orders]
+@pytest.mark.parametrize("option", ["--max-tasks-per-child", "--max-memory-per-child"])
+def test_each_key_runs_once_if_processes_are_replaced_after_each_task(
+    open_shop: Callable[..., Shop], order: str, option: str
+) -> None:
+    orders = [f"{order}-{number}" for number in range(ORDERS)]
+    with open_shop() as shop:
+        shop.start_worker(option, "1")
+        results = {name: [pack.delay(name) for _ in range(2)] for name in orders}
         late = [pack.delay(name) for name in orders]
 
-        for (name, copies), duplicate in zip(results, late, strict=True):
+        for (name, copies), duplicate in zip(results.items(), late, strict=True):
             receipts = [copy.get(timeout=SOON) for copy in [*copies, duplicate]]
             assert receipts == [receipts[0]] * 3
             assert [run.end for run in shop.ledger.runs(name)] == ["returned"]

@@ -119,38 +119,32 @@ for _line in GUIDE.read_text("utf-8").splitlines():
         _what, *_cells = (cell.strip() for cell in _line.removesuffix("|")[1:].split("|"))
         ROWS[_what] = Row.read(*_cells)
 
-Scenario = Callable[["Scene"], Iterator[AsyncResult]]
+Scenario = Callable[[Shop, RedisServer, str], Iterator[AsyncResult]]
 
 
-class Scene:
-    """The shop, and one key in it."""
-
-    def __init__(self, shop: Shop, store: RedisServer, order: str) -> None:
-        self.shop, self.ledger, self.store, self.order = shop, shop.ledger, store, order
-
-    def restore_store(self) -> None:
-        """Starts the store again; returns when the outage has ended for each process."""
-        self.store.restart()
-        self.shop.workers[0].children_run(pack, self.ledger)
+def restore(store: RedisServer, shop: Shop) -> None:
+    """Starts the store again; returns when the outage has ended for each process."""
+    store.restart()
+    shop.workers[0].children_run(pack, shop.ledger)
 
 
 def call(task: Any, *, times: int = 1) -> Scenario:
     """Calls `task` so many times, one after the other; the row is about the last call."""
 
-    def scenario(scene: Scene) -> Iterator[AsyncResult]:
+    def scenario(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
         for _ in range(times - 1):
-            task.delay(scene.order).get(timeout=SOON, propagate=False)
-        yield task.delay(scene.order)
+            task.delay(order).get(timeout=SOON, propagate=False)
+        yield task.delay(order)
 
     return scenario
 
 
 def conflict(task: Any) -> Scenario:
-    def scenario(scene: Scene) -> Iterator[AsyncResult]:
-        first = scene.ledger.start(task, scene.order)
-        duplicate = task.delay(scene.order)
+    def scenario(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+        first = shop.ledger.start(task, order)
+        duplicate = task.delay(order)
         yield duplicate
-        scene.ledger.release(scene.order)
+        shop.ledger.release(order)
         first.get(timeout=SOON)
         if task.idempotency_on_conflict in (None, "retry", "wait"):
             duplicate.get(timeout=SOON)  # its replay is not to be counted for another row
@@ -158,59 +152,59 @@ def conflict(task: Any) -> Scenario:
     return scenario
 
 
-def take_over(scene: Scene) -> Iterator[AsyncResult]:
-    result = scene.ledger.start(pack, scene.order)
-    scene.ledger.kill(scene.order)
-    scene.ledger.wait_for_run(scene.order, 2)
-    scene.ledger.release(scene.order)
+def take_over(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+    result = shop.ledger.start(pack, order)
+    shop.ledger.kill(order)
+    shop.ledger.wait_for_run(order, 2)
+    shop.ledger.release(order)
     yield result
 
 
-def key_rule(scene: Scene) -> Iterator[AsyncResult]:
-    yield misruled.delay("raises", scene.order)
+def key_rule(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+    yield misruled.delay("raises", order)
 
 
-def reuse(scene: Scene) -> Iterator[AsyncResult]:
-    charge.delay(scene.order, 1).get(timeout=SOON)
-    yield charge.delay(scene.order, 2)
+def reuse(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+    charge.delay(order, 1).get(timeout=SOON)
+    yield charge.delay(order, 2)
 
 
-def poison(scene: Scene) -> Iterator[AsyncResult]:
+def poison(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
     for _ in range(5):
-        begin_elsewhere(pack, scene.order)
-        end_lease(pack, scene.order)
-    yield pack.delay(scene.order)
+        begin_elsewhere(pack, order)
+        end_lease(pack, order)
+    yield pack.delay(order)
 
 
-def damage(scene: Scene) -> Iterator[AsyncResult]:
-    scene.store.client().set(f"idem:{pack.idempotency_key_of(scene.order)}", b"damaged")
-    yield pack.delay(scene.order)
+def damage(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+    store.client().set(f"idem:{pack.idempotency_key_of(order)}", b"damaged")
+    yield pack.delay(order)
 
 
-def lose_lease(scene: Scene) -> Iterator[AsyncResult]:
-    result = scene.ledger.start(short_lease, scene.order)
-    end_lease(short_lease, scene.order)
-    begin_elsewhere(short_lease, scene.order)
+def lose_lease(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+    result = shop.ledger.start(short_lease, order)
+    end_lease(short_lease, order)
+    begin_elsewhere(short_lease, order)
     yield result
-    short_lease.idempotency_forget(scene.order, force=True)
-    scene.ledger.release(scene.order)
+    short_lease.idempotency_forget(order, force=True)
+    shop.ledger.release(order)
     result.get(timeout=SOON)
 
 
-def lose_store(scene: Scene) -> Iterator[AsyncResult]:
-    result = scene.ledger.start(short_lease, scene.order)
-    scene.store.kill()
-    scene.ledger.release(scene.order)
+def lose_store(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+    result = shop.ledger.start(short_lease, order)
+    store.kill()
+    shop.ledger.release(order)
     yield result
-    scene.restore_store()
+    restore(store, shop)
 
 
 def call_without_store(task: Any) -> Scenario:
-    def scenario(scene: Scene) -> Iterator[AsyncResult]:
-        scene.store.kill()
-        result = task.delay(scene.order)
+    def scenario(shop: Shop, store: RedisServer, order: str) -> Iterator[AsyncResult]:
+        store.kill()
+        result = task.delay(order)
         yield result
-        scene.restore_store()
+        restore(store, shop)
         if task.idempotency_on_store_error in (None, "retry"):
             result.get(timeout=SOON)  # its next attempts are not to be counted for another row
 
@@ -344,7 +338,7 @@ def test_row(what: str, shop: Shop, store: RedisServer, observer: Observer, orde
         counts = observer.counts().items()
         return {name for (task, name), n in counts if n > before.get((task, name), 0)}
 
-    scenario = SCENARIOS[what](Scene(shop, store, order))
+    scenario = SCENARIOS[what](shop, store, order)
     result = next(scenario)
     task_id = result.id
     eventually(
