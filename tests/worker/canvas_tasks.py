@@ -14,20 +14,14 @@ from celery_idempotent import IdempotentTask
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, flaky, pack, silent
 
-#: Replacements of a task: one that fails, and a task and a call whose results are ignored.
-REPLACEMENTS = {
-    "pack": pack.s(),
-    "flaky": flaky.s(),
-    "silent": silent.s(),
-    "ignored": pack.s().set(ignore_result=True),
-}
-
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over")
 def hand_over(self: Any, order: str, to: str = "pack") -> None:
-    """Replaces itself by another task."""
+    """Replaces itself by another task; one may fail, and the result of others is ignored."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        self.replace(REPLACEMENTS[to].clone((f"replacement of {order}",)))
+        other = {"flaky": flaky, "silent": silent}.get(to, pack)
+        options = {"ignore_result": True} if to == "ignored" else {}
+        self.replace(other.s(f"replacement of {order}").set(**options))
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_badly")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from datetime import date, datetime, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +145,43 @@ def exactly(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value), [exactly(item) for item in value]
     return type(value), value
+
+
+def test_an_execution_has_key_token_and_attempt(ledger: Ledger, order: str) -> None:
+    pack.delay(order).get(timeout=SOON)
+
+    (run,) = ledger.runs(order)
+    record = pack.idempotency_record(order)
+    assert run.key == record.key
+    assert run.key.startswith("shop.pack:")
+    assert run.token == record.token > 0
+    assert run.attempt == record.attempt == 1
+    assert run.recovered is False
+    assert run.protected is True
+
+
+def test_eager_calls_share_the_key_with_workers(ledger: Ledger, order: str) -> None:
+    assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
+    keys = [f"{n} {order}" for n in (1, 2, 1)]
+    first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
+    assert first == third != second
+    assert len(ledger.runs(order)) == 3
+
+
+def test_duplicate_waits_for_an_offload_backend_that_is_unavailable(
+    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+) -> None:
+    large, storage = "VISA-1111-1111-1111" * 40, f"file://{tmp_path}"
+    with open_shop(idempotency_max_result_size=500, idempotency_offload_backend=storage) as shop:
+        worker = shop.start_worker()
+        give.delay(order, large).get(timeout=SOON)
+        path = tmp_path / give.idempotency_record(order, large).body.decode()
+        moved = path.rename(path.with_suffix(".moved"))
+        path.mkdir()
+        duplicate = give.delay(order, large)
+        worker.wait_for_log(f"{duplicate.id} cannot get its outcome: idempotency_offload")
+        path.rmdir()
+        moved.rename(path)
+
+        assert duplicate.get(timeout=SOON) == large
+        assert len(shop.ledger.runs(order)) == 1

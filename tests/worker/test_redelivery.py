@@ -20,7 +20,6 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
-from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -55,8 +54,11 @@ def scores(shop: Shop) -> dict[str, float]:
     return scores
 
 
-def publish(shop: Shop, order: str) -> list[tuple[str, Any]]:
+def publish(shop: Shop, order: str, prefix: str = "") -> list[tuple[str, Any]]:
     """Publishes four calls, of which the only worker, with one process, runs one.
+
+    Args:
+        prefix: of kombu's names in Redis.
 
     Returns:
         Each order and its result: that of the running one, two prefetched ones, and one that waits
@@ -65,11 +67,15 @@ def publish(shop: Shop, order: str) -> list[tuple[str, Any]]:
     orders = [f"{order} {number}" for number in range(4)]
     for each in orders:
         shop.ledger.hold(each)
-    results = [pack.delay(orders[0])]
+    results = [pack.apply_async(orders[:1], priority=6)]
     shop.ledger.wait_for_run(orders[0])
-    results += [pack.delay(each) for each in orders[1:3]]
-    results.append(pack.apply_async((orders[3],), countdown=4))
-    eventually(lambda: shop.redis.zcard("unacked_index") == 4, "the worker has all messages")
+    results += [
+        pack.apply_async(orders[1:2], priority=0),
+        pack.apply_async(orders[2:3], priority=9),
+    ]
+    results.append(pack.apply_async(orders[3:], countdown=4))
+    index = f"{prefix}unacked_index"
+    eventually(lambda: shop.redis.zcard(index) == 4, "the worker has all messages")
     return list(zip(orders, results, strict=True))
 
 
@@ -88,13 +94,21 @@ def ends(shop: Shop, calls: list[tuple[str, Any]]) -> list[list[str | None]]:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("pool", exhaustive_except(["prefork", "threads"], "prefork"))
+@pytest.mark.parametrize(
+    ("pool", "prefix"),
+    [
+        ("prefork", ""),
+        pytest.param("threads", "", marks=pytest.mark.exhaustive),
+        pytest.param("prefork", "shop:", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
-    open_shop: Callable[..., Shop], order: str, pool: str
+    open_shop: Callable[..., Shop], order: str, pool: str, prefix: str
 ) -> None:
-    with open_shop(**SETTINGS) as shop:
+    options = {"global_keyprefix": prefix, "queue_order_strategy": "priority"} if prefix else {}
+    with open_shop(**SETTINGS, broker_transport_options=options) as shop:
         worker = shop.start_worker("--pool", pool, concurrency=1)
-        calls = publish(shop, order)
+        calls = publish(shop, order, prefix)
         shop.start_worker("--pool", pool, concurrency=1)
         worker.kill()
         killed_at = time.time()
@@ -228,29 +242,6 @@ def test_an_acknowledged_message_takes_no_memory() -> None:
     del message, received
     gc.collect()  # kombu keeps its last message in cycles
     assert gone() is None
-
-
-@pytest.mark.exhaustive
-def test_with_priorities_and_a_prefix(open_shop: Callable[..., Shop], order: str) -> None:
-    """Messages of all priorities come back, at a visibility timeout of an hour."""
-    options = {"global_keyprefix": "shop:", "queue_order_strategy": "priority"}
-    with open_shop(**SETTINGS, broker_transport_options=options) as shop:
-        worker = shop.start_worker(concurrency=1)
-        shop.ledger.hold(order)
-        results = [pack.apply_async((order,), priority=6)]
-        shop.ledger.wait_for_run(order)
-        results += [pack.apply_async((f"{order} {n}",), priority=n) for n in (0, 9)]
-        for result in results:
-            worker.wait_for_log(f"[{result.id}] received")
-        worker.kill()
-        killed_at = time.time()
-        shop.ledger.release(order)
-        shop.start_worker(concurrency=1)
-
-        for result in results:
-            assert result.get(timeout=SOON)["receipt"]
-        started_at = shop.ledger.runs(order)[-1].started_at
-        assert started_at - killed_at < REDELIVER_AFTER + 2 * SLACK
 
 
 def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:

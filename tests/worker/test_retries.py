@@ -1,14 +1,19 @@
-"""A retry keeps the key of its call, which is reserved for it."""
+"""A retry keeps the key of its call, which is not completed, however the body ends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from celery import chain, shared_task
+from celery.exceptions import Ignore, Retry
 
-from celery_idempotent import State
-from tests.waiting import SOON
+from celery_idempotent import IdempotentTask, State
+from tests.conftest import exhaustive_except
+from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import report
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
@@ -18,8 +23,119 @@ from tests.worker.tasks import (
     give_up,
     label_in_turn,
     lose_retry,
+    run_out,
+    task_of,
     try_in_vain,
 )
+
+#: Ways in which a body asks for a retry, and ends.
+WAYS = (
+    *("throw=False", "twice", "then an error", "then Ignore"),
+    *("suppressed", "then another error", "raised"),
+)
+
+
+def ask_for_a_retry(task: Any, way: str) -> str:
+    if way in ("suppressed", "then another error", "raised"):
+        try:
+            raise task.retry(countdown=1)
+        except Retry:
+            if way == "raised":
+                raise
+            if way == "then another error":
+                raise OutOfStockError("while handling Retry", 0) from None
+            return "scheduled"
+    for _ in range(2 if way == "twice" else 1):
+        task.retry(throw=False, countdown=1)
+    if way == "then an error":
+        raise OutOfStockError("after the retry", 0)
+    if way == "then Ignore":
+        raise Ignore
+    return "scheduled"
+
+
+REPLAYED: dict[str, Any] = {"idempotency_replay_errors": (OutOfStockError,)}
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.reschedule", **REPLAYED)
+def reschedule(self: Any, order: str, way: str) -> str:
+    """Retries in the first execution, and returns in the second."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return ask_for_a_retry(self, way) if self.request.retries == 0 else "done"
+
+
+rescheduled_by_celery = task_of(
+    run_out,
+    "rescheduled_by_celery",
+    autoretry_for=(OutOfStockError,),
+    retry_kwargs={"countdown": 0},
+    **REPLAYED,
+)
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.stop_here")
+def stop_here(self: Any, order: str) -> str:
+    """Drops its continuation."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.id == order:
+            self.request.chain = self.request.callbacks = None
+        return order
+
+
+# With "run", a stored result ends a reservation, but not that of a retry.
+SHOP = {"imports": [__name__], "idempotency_on_store_error": "run"}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("way", exhaustive_except(WAYS, "suppressed", "twice", "then an error"))
+def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> None:
+    reschedule.delay(order, way)
+    eventually(
+        lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "the retry has run"
+    )
+
+    assert reschedule.delay(order, way).get(timeout=SOON) == "done"
+    assert len(ledger.runs(order)) == 2
+    assert len({run.key for run in ledger.runs(order)}) == 1
+
+
+def test_continuation_is_sent_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str) -> None:
+    """It is sent with the first value and again after the retry, as in plain Celery."""
+    chain(reschedule.s(order, "throw=False"), report.s(order)).delay()
+
+    eventually(lambda: len(ledger.notes(order)) == 2, "the continuation has run")
+    shop.wait_until_empty()
+    assert ledger.notes(order) == ['"scheduled"', '"done"']
+
+
+def test_only_one_of_two_retries_runs(shop: Shop, ledger: Ledger, order: str) -> None:
+    reschedule.delay(order, "twice")
+
+    ledger.wait_for_run(order, 2)
+    shop.wait_until_empty()
+    assert len(ledger.runs(order)) == 2
+
+
+def test_autoretry_for_reserves_the_key(ledger: Ledger, order: str) -> None:
+    assert rescheduled_by_celery.delay(order, 1).get(timeout=SOON) == "found one"
+    assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
+    assert rescheduled_by_celery.idempotency_record(order, 1).state is State.COMPLETED
+
+
+@pytest.mark.parametrize("moment", [None, "before", "after"])
+def test_copy_of_the_message_does_not_send_a_dropped_continuation(
+    shop: Shop, ledger: Ledger, order: str, moment: str | None
+) -> None:
+    """``self.request.chain = None``"""
+    if moment:
+        ledger.kill_once(moment, order)
+    canvas = chain(stop_here.s(order).set(task_id=order, queue="kept"), report.s(order))
+    canvas.set(link_error=report.si("failed", order)).delay()
+    message = shop.deliver_kept(order)
+    ledger.wait_for_signal(order, "completed")
+    shop.replay(message, order)
+    assert ledger.notes(order) == []
+    assert len(ledger.runs(order)) == 1
 
 
 def test_a_retry_with_other_arguments_keeps_its_key(ledger: Ledger, order: str) -> None:
