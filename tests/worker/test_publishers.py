@@ -57,69 +57,68 @@ def publish(shop: Shop) -> Publish:
     return publish
 
 
-class TestHeader:
-    @pytest.mark.parametrize("kind", ["text", "integer", "tuple", "list", "mixed list"])
-    def test_is_the_key_of_the_call(
-        self, publish: Publish, ledger: Ledger, order: str, kind: str
-    ) -> None:
-        key: Any = {
-            "text": f"request {order}",
-            "integer": int(order[:12], 16),
-            "tuple": ("acme", order),
-            "list": ["acme", order],
-            "mixed list": ["acme", 7, order],
-        }[kind]
+@pytest.mark.parametrize("kind", ["text", "integer", "tuple", "list", "mixed list"])
+def test_header_is_the_key_of_the_call(
+    publish: Publish, ledger: Ledger, order: str, kind: str
+) -> None:
+    key: Any = {
+        "text": f"request {order}",
+        "integer": int(order[:12], 16),
+        "tuple": ("acme", order),
+        "list": ["acme", order],
+        "mixed list": ["acme", 7, order],
+    }[kind]
 
-        ends = [publish(order, headers={"idempotency_key": key}) for _ in range(2)]
-        third = charge.apply_async((order,), idempotency_key=key).get(timeout=SOON)
+    ends = [publish(order, headers={"idempotency_key": key}) for _ in range(2)]
+    third = charge.apply_async((order,), idempotency_key=key).get(timeout=SOON)
 
-        assert ends == [("SUCCESS", third, None)] * 2
-        assert len(ledger.runs(order)) == 1
-        record = charge.idempotency_record(idempotency_key=key)
-        assert (record.explicit, record.result) == (True, third)
-        assert charge.idempotency_record(order) is None
-
-    def test_that_is_false_runs_without_protection(
-        self, publish: Publish, ledger: Ledger, order: str
-    ) -> None:
-        for _ in range(2):
-            publish(order, headers={"idempotency_key": False})
-
-        assert [run.protected for run in ledger.runs(order)] == [False, False]
-
-    def test_with_a_wrong_name_is_refused(
-        self, publish: Publish, ledger: Ledger, order: str
-    ) -> None:
-        state, message, error = publish(order, headers={"Idempotency-Key": "req-7"})
-
-        assert (state, error) == ("FAILURE", "KeyRuleError")
-        assert "did you mean 'idempotency_key'?" in message
-        assert ledger.runs(order) == []
+    assert ends == [("SUCCESS", third, None)] * 2
+    assert len(ledger.runs(order)) == 1
+    record = charge.idempotency_record(idempotency_key=key)
+    assert (record.explicit, record.result) == (True, third)
+    assert charge.idempotency_record(order) is None
 
 
-class TestOptionOfSendTask:
-    @pytest.mark.parametrize("name", ["idempotency_key", "idempotency_keyy"])
-    def test_is_refused_unless_the_broker_drops_it(
-        self, shop: Shop, publish: Publish, ledger: Ledger, order: str, name: str
-    ) -> None:
-        state, value, error = publish(order, **{name: "req-7"})
+def test_header_that_is_false_runs_without_protection(
+    publish: Publish, ledger: Ledger, order: str
+) -> None:
+    for _ in range(2):
+        publish(order, headers={"idempotency_key": False})
 
-        if shop.settings["broker_url"].startswith("amqp"):
-            # It drops properties that AMQP does not define. Nothing in the message shows it: the
-            # finding `publishers` of doctor says so.
-            assert state == "SUCCESS"
-            assert charge.idempotency_record(order).result == value
-            return
-        assert (state, error) == ("FAILURE", "KeyRuleError")
-        assert "as an option of send_task(), which is not read: pass headers=" in value
-        assert ledger.runs(order) == []
+    assert [run.protected for run in ledger.runs(order)] == [False, False]
 
-    @pytest.mark.parametrize("name", ["idempotency_key", "idempotency_keyy"])
-    def test_is_refused_on_any_broker_with_the_library(
-        self, shop: Shop, ledger: Ledger, order: str, name: str
-    ) -> None:
-        result = shop.app.send_task("shop.charge", (order,), **{name: "req-7"})
 
-        with pytest.raises(KeyRuleError, match=f"the publisher passed {name} as an option"):
-            result.get(timeout=SOON)
-        assert ledger.runs(order) == []
+def test_header_with_a_wrong_name_is_refused(publish: Publish, ledger: Ledger, order: str) -> None:
+    state, message, error = publish(order, headers={"Idempotency-Key": "req-7"})
+
+    assert (state, error) == ("FAILURE", "KeyRuleError")
+    assert "did you mean 'idempotency_key'?" in message
+    assert ledger.runs(order) == []
+
+
+@pytest.mark.parametrize("name", ["idempotency_key", "idempotency_keyy"])
+def test_option_of_send_task_is_refused_unless_the_broker_drops_it(
+    shop: Shop, publish: Publish, ledger: Ledger, order: str, name: str
+) -> None:
+    state, value, error = publish(order, **{name: "req-7"})
+
+    if shop.settings["broker_url"].startswith("amqp"):
+        # It drops properties that AMQP does not define. Nothing in the message shows it: the
+        # finding `publishers` of doctor says so.
+        assert state == "SUCCESS"
+        assert charge.idempotency_record(order).result == value
+        return
+    assert (state, error) == ("FAILURE", "KeyRuleError")
+    assert "as an option of send_task(), which is not read: pass headers=" in value
+    assert ledger.runs(order) == []
+
+
+@pytest.mark.parametrize("name", ["idempotency_key", "idempotency_keyy"])
+def test_option_of_send_task_is_refused_on_any_broker_with_the_library(
+    shop: Shop, ledger: Ledger, order: str, name: str
+) -> None:
+    result = shop.app.send_task("shop.charge", (order,), **{name: "req-7"})
+
+    with pytest.raises(KeyRuleError, match=f"the publisher passed {name} as an option"):
+        result.get(timeout=SOON)
+    assert ledger.runs(order) == []

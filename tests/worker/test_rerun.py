@@ -319,37 +319,27 @@ def test_a_chord_counts_its_member_once(shop: Shop, order: str) -> None:
     assert shop.ledger.runs(f"body {order}") == []
 
 
-class TestLargeMessages:
-    """They are offloaded, and encrypted like all messages."""
+def test_messages_are_encrypted_and_offloaded_if_they_are_large(
+    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+) -> None:
+    with open_shop(
+        idempotency_encryption_keys=[Fernet.generate_key().decode()],
+        idempotency_max_result_size=1200,
+        idempotency_offload_backend=f"file://{tmp_path}",
+    ) as shop:
+        shop.start_worker()
+        for padding in (0, 1000):
+            result = fail(shop, f"{order} {padding}", headers={"padding": "x" * padding})
+            (message,) = kept(shop)
+            form, _, body = message.partition(b"\n")
+            assert form == (b"@!json" if padding else b"!json")
+            if padding:
+                body = (tmp_path / body.decode()).read_bytes()
+            assert order.encode() not in body
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def shared_shop(cls, open_shop: Callable[..., Shop], tmp_path_factory: Any) -> Iterator[Shop]:
-        cls.folder = tmp_path_factory.mktemp("messages")
-        with open_shop(
-            idempotency_encryption_keys=[Fernet.generate_key().decode()],
-            idempotency_max_result_size=1200,
-            idempotency_offload_backend=f"file://{cls.folder}",
-        ) as shop:
-            shop.start_worker()
-            yield shop
-
-    folder: Path
-
-    @pytest.mark.parametrize("padding", [0, 1000], ids=["small", "large"])
-    def test_they_are_encrypted_and_offloaded(self, shop: Shop, order: str, padding: int) -> None:
-        result = fail(shop, order, headers={"padding": "x" * padding})
-        (message,) = kept(shop)
-        form, _, body = message.partition(b"\n")
-        assert form == (b"@!json" if padding else b"!json")
-        if padding:
-            file = self.folder / body.decode()
-            body = file.read_bytes()
-        assert order.encode() not in body
-
-        celery(shop.app, "rerun", result.id, "--yes")
-        assert succeed(result) == "found one"
-        eventually(lambda: kept(shop) == [] and list(self.folder.iterdir()) == [], "it is deleted")
+            celery(shop.app, "rerun", result.id, "--yes")
+            assert succeed(result) == "found one"
+            eventually(lambda: kept(shop) == [] == list(tmp_path.iterdir()), "it is deleted")
 
 
 @pytest.mark.rabbitmq

@@ -44,10 +44,7 @@ def heals(shop: Shop, ledger: Ledger, proxy: Proxy) -> Iterator[None]:
     """After the outage, calls are counted again: the breaker closes by itself."""
     yield
     proxy.heal()
-    _wait_until_counted(ledger)
 
-
-def _wait_until_counted(ledger: Ledger) -> None:
     def counted() -> bool:
         results = [pack.delay(f"{time.time()}-{number}") for number in range(4)]
         for result in results:
