@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -56,7 +55,7 @@ class MixedTask(Handlers, IdempotentTask):
 def _work(self: Any, order: str, way: str = "") -> str:
     ledger, execution = Ledger.of(self.app), getattr(self, "idempotency", None)
     ledger.note(order, f"body of {self.request.id}")
-    with ledger.run(order, self.request.id, execution) if execution else nullcontext():
+    with ledger.run(order, self.request.id, execution):
         if way == "fails":
             raise OutOfStockError(order, 3)
         if way == "retries" and self.request.retries == 0:

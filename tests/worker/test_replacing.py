@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -74,10 +73,9 @@ def weave(
 ) -> list[Any]:
     """Replaces itself by the canvas of that `shape`; without one, it is a member of the canvas."""
     ledger, execution = Ledger.of(self.app), getattr(self, "idempotency", None)
-    with ledger.run(order, self.request.id, execution) if execution else nullcontext():
-        if execution:
-            ledger.wait_for_release(f"{part} of {order}")
-            ledger.die_if_requested(part, order)
+    with ledger.run(order, self.request.id, execution):
+        ledger.wait_for_release(f"{part} of {order}")
+        ledger.die_if_requested(part, order)
         if shape and not depth:
             self.replace(SHAPES[shape](partial(_member, self, order), between.s(order=order)))
     ledger.note(order, part)

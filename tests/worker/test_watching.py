@@ -206,9 +206,6 @@ def test_spawned_processes_are_counted(
         assert list(tmp_path.iterdir()) == []
 
 
-def tidy() -> None: ...
-
-
 def by_order(order_id: int = 0) -> None: ...
 
 
