@@ -124,28 +124,22 @@ class TestWithoutIdempotency:
         app.conf.task_acks_late = True
         assert disabled.acks_late is True
 
-    def test_a_task_that_is_enabled_later_has_them_for_executions_alone(
-        self, app: Celery, disabled: Any
+    @pytest.mark.parametrize("later", [True, False], ids=["enabled", "disabled"])
+    def test_a_task_that_changes_later_calls_each_once(
+        self, app: Celery, make: Make, later: bool
     ) -> None:
-        disabled.delay("order")
-        app.conf.idempotency_enabled = True
-        type(disabled)._configurations = {}
-        disabled.notes.clear()
-        disabled.delay("order")
-        disabled.delay("order")
-
-        assert disabled.notes == ["before_start", "__call__", "on_success", "after_return"]
-        assert disabled.acks_late is True
-
-    def test_a_task_that_is_disabled_later_calls_each_once(self, app: Celery, make: Make) -> None:
+        app.conf.idempotency_enabled = not later
         task = make()
         task.delay("order")
-        app.conf.idempotency_enabled = False
+        app.conf.idempotency_enabled = later
         type(task)._configurations = {}
         task.notes.clear()
         task.delay("order")
+        if later:
+            task.delay("order")  # a duplicate
 
         assert task.notes == ["before_start", "__call__", "on_success", "after_return"]
+        assert task.acks_late is later
 
 
 class Sync(IdempotentTask):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
+from redis import Redis
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
 from celery_idempotent.core.key import Key
@@ -115,32 +116,25 @@ class TestAnotherExecutionRuns:
 
 
 class TestNobodyHolds:
-    def test_a_forgotten_execution_keeps_its_own_result(
-        self, task: Make, sent_signals: list[str]
+    @pytest.mark.parametrize("is_forgotten", [True, False], ids=["forgotten", "overwritten"])
+    def test_an_execution_without_its_record_keeps_its_own_result(
+        self, task: Make, client: Redis, sent_signals: list[str], is_forgotten: bool
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
-            assert slow.idempotency_forget(order, force=True)
+            if is_forgotten:
+                assert slow.idempotency_forget(order, force=True)
+            else:
+                client.set(f"idem:{self.idempotency.key}", "something else")
             return "its own"
 
         slow = task(body)
 
         assert slow.delay("1").get() == "its own"
-        assert slow.idempotency_record("1") is None
-        # The heartbeat may have found the loss first, and be about to report it.
-        eventually(lambda: sent_signals == ["begun", "lease_lost"], "the loss is reported")
-
-    def test_a_record_overwritten_with_something_else_is_left_alone(
-        self, task: Make, server: RedisServer
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            name = f"idem:{self.idempotency.key}"
-            server.client().set(name, "something else")
-            return "its own"
-
-        slow = task(body)
-
-        assert slow.delay("1").get() == "its own"
-        assert server.client().get(f"idem:{slow.idempotency_key_of('1')}") == b"something else"
+        found = client.get(f"idem:{slow.idempotency_key_of('1')}")
+        assert found == (None if is_forgotten else b"something else")
+        if is_forgotten:
+            # The heartbeat may have found the loss first, and be about to report it.
+            eventually(lambda: sent_signals == ["begun", "lease_lost"], "the loss is reported")
 
     def test_an_execution_that_was_abandoned_and_stops_frees_nothing(
         self, task: Make, idempotency: IsolatedRecords

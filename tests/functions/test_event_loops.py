@@ -19,6 +19,7 @@ from asgiref.sync import async_to_sync
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.core.store.transport import per_loop
 from celery_idempotent.functions.asyncio_heartbeat import TimerRenewer
+from tests.conftest import exhaustive_except
 from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 
@@ -37,16 +38,11 @@ def charge(idem: Idempotency) -> Any:
     return charge
 
 
-def by_asyncio(charge: Charge, n: int) -> None:
-    asyncio.run(charge(n))
-
-
-def by_anyio(charge: Charge, n: int) -> None:
-    anyio.run(charge, n)
-
-
-def by_asgiref(charge: Charge, n: int) -> None:
-    async_to_sync(charge)(n)
+WAYS: dict[str, Callable[[Charge, int], Any]] = {
+    "asyncio": lambda charge, n: asyncio.run(charge(n)),
+    "anyio": lambda charge, n: anyio.run(charge, n),
+    "asgiref": lambda charge, n: async_to_sync(charge)(n),
+}
 
 
 def by_closing(charge: Charge, n: int) -> None:
@@ -98,19 +94,12 @@ def bounded(client: redis.Redis) -> Iterator[Bounded]:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "run",
-    [
-        by_asyncio,
-        pytest.param(by_anyio, marks=pytest.mark.exhaustive),
-        pytest.param(by_asgiref, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize("way", exhaustive_except(WAYS, "asyncio"))
 def test_a_loop_that_is_shut_down_leaves_no_connections(
-    charge: Charge, bounded: Bounded, run: Callable[[Charge, int], None]
+    charge: Charge, bounded: Bounded, way: str
 ) -> None:
     for n in range(LOOPS):
-        run(charge, n)
+        WAYS[way](charge, n)
     bounded(0)
 
 

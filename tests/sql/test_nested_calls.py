@@ -63,8 +63,11 @@ class Shop:
         return self.app.backend.get_result(first.id)
 
 
+NewShop = Callable[..., Shop]
+
+
 @pytest.fixture
-def new_shop(app: Celery) -> Callable[..., Shop]:
+def new_shop(app: Celery) -> NewShop:
     return lambda outer, inner=None: Shop(app, outer, inner or outer)
 
 
@@ -76,7 +79,7 @@ def retry_once(task: Any) -> None:
 class TestPlainCalls:
     @pytest.mark.parametrize("is_view", [False, True], ids=["engine", "view of it"])
     def test_a_task_joins_the_transaction_of_the_body(
-        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str, is_view: bool
+        self, new_shop: NewShop, database: TestDatabase, order: str, is_view: bool
     ) -> None:
         engine = database.engine
         shop = new_shop(engine, engine.execution_options() if is_view else engine)
@@ -87,7 +90,7 @@ class TestPlainCalls:
         assert database.effects(f"book {order[:8]}") == 1
 
     def test_a_view_with_other_options_is_refused(
-        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+        self, new_shop: NewShop, database: TestDatabase, order: str
     ) -> None:
         """A connection has the options of one of them, such as its schema."""
         view = database.engine.execution_options(schema_translate_map={None: "tenant"})
@@ -97,7 +100,7 @@ class TestPlainCalls:
         assert database.effects(order) == 0
 
     def test_what_is_caught_is_rolled_back_alone(
-        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+        self, new_shop: NewShop, database: TestDatabase, order: str
     ) -> None:
         """As in a nested ``atomic()`` of Django."""
         shop = new_shop(database.engine)
@@ -112,7 +115,7 @@ class TestPlainCalls:
 
     def test_another_database_keeps_its_own(
         self,
-        new_shop: Callable[..., Shop],
+        new_shop: NewShop,
         database: TestDatabase,
         create_database: Callable[..., TestDatabase],
         order: str,
@@ -127,7 +130,7 @@ class TestPlainCalls:
         assert other.effects(f"book {order[:8]}") == 2
 
     def test_in_a_block(
-        self, new_shop: Callable[..., Shop], server: RedisServer, database: TestDatabase, order: str
+        self, new_shop: NewShop, server: RedisServer, database: TestDatabase, order: str
     ) -> None:
         book = new_shop(database.engine).book
         idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
@@ -143,11 +146,7 @@ class TestPlainCalls:
 
 @pytest.mark.parametrize("kind", ["function", "block", "eager task"])
 def test_calls_with_a_key_are_refused(
-    new_shop: Callable[..., Shop],
-    server: RedisServer,
-    database: TestDatabase,
-    order: str,
-    kind: str,
+    new_shop: NewShop, server: RedisServer, database: TestDatabase, order: str, kind: str
 ) -> None:
     """They commit by themselves, and would wait for the locks of the body for ever."""
     shop = new_shop(database.engine)

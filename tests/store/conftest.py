@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import redis
 
-from celery_idempotent.core.lease.heartbeat import Heartbeat
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
@@ -85,11 +84,3 @@ def harness(site: Site, client: Any) -> RecordHarness:
 def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
     """One key without a record, through `proxy`."""
     return RecordHarness(store_at(proxy.url), client)
-
-
-@pytest.fixture
-def heart(client: Any) -> Iterator[Heartbeat]:
-    heart = Heartbeat()
-    yield heart
-    for lease in heart.held():
-        heart.renewer(lease.store).stop_renewal(lease)

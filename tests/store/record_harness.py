@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -14,7 +15,7 @@ import redis
 from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
-from celery_idempotent.core.lease.heartbeat import Heartbeat
+from celery_idempotent.core.lease.heartbeat import Heartbeat, ThreadRenewer
 from celery_idempotent.core.record import Payload, Record, State, layout, steps
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import BackendResult, Command, LeaseExtension
@@ -97,6 +98,7 @@ class RecordReply(NamedTuple):
 
 
 _stores: list[RecordStore] = []
+_hearts: list[Heartbeat] = []
 
 
 def store_at(url: str = "", **how: Any) -> RecordStore:
@@ -107,7 +109,11 @@ def store_at(url: str = "", **how: Any) -> RecordStore:
 
 
 def close_stores() -> None:
-    """Close the connections of all stores of `store_at`."""
+    """Ends the renewals, and closes the connections of all stores of `store_at`."""
+    while _hearts:
+        heart = _hearts.pop()
+        for lease in heart.held():
+            heart.renewer(lease.store).stop_renewal(lease)
     while _stores:
         run_sync(_stores.pop().aclose())
 
@@ -151,6 +157,12 @@ class RecordHarness:
         self.client = client
         self.key = key
         self.name = store.name(key)
+
+    @cached_property
+    def heart(self) -> Heartbeat:
+        """Renews leases until the end of the test."""
+        _hearts.append(Heartbeat())
+        return _hearts[-1]
 
     # Transitions
 
@@ -388,6 +400,7 @@ class Holder:
     """An execution of `key` and its lease."""
 
     def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = RENEWED_MS) -> None:
+        self.harness = harness
         sent_at = lease_now()
         begun = harness.started(key=key, lease_ms=lease_ms)
         self.losses = 0
@@ -399,19 +412,22 @@ class Holder:
             self._lost,
         )
 
-    def start_renewal(self, heartbeat: Heartbeat) -> None:
-        heartbeat.renewer(self.lease.store).start_renewal(self.lease)
-
-    def stop_renewal(self, heartbeat: Heartbeat) -> None:
-        heartbeat.renewer(self.lease.store).stop_renewal(self.lease)
-
     def _lost(self, raw: bytes) -> None:
         self.losses += 1
 
-    def renewed_by(self, heart: Heartbeat) -> Holder:
+    def renewed(self, heart: Heartbeat | None = None) -> Holder:
         """Starts the renewal; returns itself."""
         self.start_renewal(heart)
         return self
+
+    def start_renewal(self, heart: Heartbeat | None = None) -> None:
+        self._renewer(heart).start_renewal(self.lease)
+
+    def stop_renewal(self, heart: Heartbeat | None = None) -> None:
+        self._renewer(heart).stop_renewal(self.lease)
+
+    def _renewer(self, heart: Heartbeat | None) -> ThreadRenewer:
+        return (heart or self.harness.heart).renewer(self.lease.store)
 
 
 @contextmanager

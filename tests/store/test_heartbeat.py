@@ -50,8 +50,8 @@ def extensions(harness: RecordHarness) -> int:
     return calls(harness.client, "evalsha") + calls(harness.client, "eval")
 
 
-def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -> None:
-    holder = Holder(harness, harness.key).renewed_by(heart)
+def test_a_lease_outlives_its_length(harness: RecordHarness) -> None:
+    holder = Holder(harness, harness.key).renewed()
 
     first_end = holder.begun.at_ms
     eventually(lambda: harness.now_ms() > first_end + 2 * RENEWED_MS)
@@ -60,27 +60,27 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
     assert not holder.losses
 
 
-def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbeat) -> None:
-    gone, other = (Holder(harness, key).renewed_by(heart) for key in keys(2))
+def test_stop_renewal_ends_the_extensions(harness: RecordHarness) -> None:
+    gone, other = (Holder(harness, key).renewed() for key in keys(2))
 
-    gone.stop_renewal(heart)
+    gone.stop_renewal()
     # A request that was being sent extends both; the next one extends one.
     await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     last = deadline(harness, gone.lease.key)
 
     await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     assert deadline(harness, gone.lease.key) == last
-    assert heart.held() == (other.lease,)
+    assert harness.heart.held() == (other.lease,)
 
 
 def test_a_long_execution_is_logged_with_the_place_of_its_body(
-    harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     holders = [Holder(harness, key) for key in keys(2)]
     for holder in holders:
         holder.lease.started_at, holder.lease.logged_at = lease_now() - 1_000, 0.0
-        holder.start_renewal(heart)
+        holder.renewed()
 
     eventually(lambda: caplog.messages)
     for holder in holders:
@@ -94,14 +94,14 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
 
 
 def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
-    harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     holder = Holder(harness, harness.key)
     holder.lease.logged_at = 0.0
 
     with caplog.handler.lock:  # as while it writes to a pipe that is full
-        holder.start_renewal(heart)
+        holder.renewed()
         await_later_deadline(harness, harness.key, than=holder.begun.at_ms + 3 * RENEWED_MS)
 
     eventually(lambda: "has lasted" in caplog.text)
@@ -109,7 +109,7 @@ def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
 
 @pytest.mark.exhaustive
 def test_all_leases_go_in_one_round_trip(
-    harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[int] = []
     send = ServerTransport.send
@@ -125,46 +125,40 @@ def test_all_leases_go_in_one_round_trip(
     together = lease_now()
     for holder in holders:
         holder.lease.renewed(together)
-        holder.start_renewal(heart)
+        holder.renewed()
 
     eventually(lambda: len(trips) >= 3)
     assert trips[:3] == [20, 20, 20]
 
 
-def test_a_lease_not_yet_due_waits_for_its_turn(
-    proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
-) -> None:
+def test_a_lease_not_yet_due_waits_for_its_turn(proxied: RecordHarness, proxy: Proxy) -> None:
     one, other = keys(2)
-    Holder(proxied, one, 300).renewed_by(heart)
-    late = Holder(proxied, other, 60_000).renewed_by(heart)
+    Holder(proxied, one, 300).renewed()
+    late = Holder(proxied, other, 60_000).renewed()
 
     eventually(lambda: len(proxy.requests_with(EXTEND)) >= 3)
     assert deadline(proxied, late.lease.key) == late.begun.at_ms
     assert all(b"0" * 21 + b"1" not in request for request in proxy.requests_with(EXTEND))
 
 
-def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
-    harness: RecordHarness, heart: Heartbeat
-) -> None:
+def test_a_short_lease_is_not_kept_waiting_by_a_long_one(harness: RecordHarness) -> None:
     one, other = keys(2)
-    short, long = Holder(harness, one, 300), Holder(harness, other, 60_000).renewed_by(heart)
+    short, long = Holder(harness, one, 300), Holder(harness, other, 60_000).renewed()
     # The thread sleeps for twenty seconds.
-    eventually(lambda: heart.renewer(harness.store).wakes_at == long.lease.due)
+    eventually(lambda: harness.heart.renewer(harness.store).wakes_at == long.lease.due)
 
-    short.start_renewal(heart)
+    short.renewed()
 
     eventually(lambda: deadline(harness, short.lease.key) > short.begun.at_ms, seconds=2)
 
 
 @pytest.mark.exhaustive
-def test_a_missing_reply_does_not_lose_the_lease(
-    proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
-) -> None:
+def test_a_missing_reply_does_not_lose_the_lease(proxied: RecordHarness, proxy: Proxy) -> None:
     # The connection stays open without a reply, as behind a firewall that has dropped it.
     holder = Holder(proxied, proxied.key, lease_ms=1200)
     proxy.swallow_reply(to=EXTEND)
 
-    holder.start_renewal(heart)
+    holder.renewed()
 
     eventually(lambda: proxied.now_ms() > holder.begun.at_ms + 1200)
     assert proxy.pending == 0
@@ -174,7 +168,7 @@ def test_a_missing_reply_does_not_lose_the_lease(
 
 @pytest.mark.parametrize("successor", ["runs", "has completed", "none"])
 def test_a_lease_that_was_taken_over_is_noticed_once(
-    harness: RecordHarness, heart: Heartbeat, successor: str
+    harness: RecordHarness, successor: str
 ) -> None:
     holder = Holder(harness, harness.key)
     harness.forget()
@@ -184,42 +178,38 @@ def test_a_lease_that_was_taken_over_is_noticed_once(
         harness.complete(token)
     before = harness.raw
 
-    holder.start_renewal(heart)
+    holder.renewed()
 
     eventually(lambda: holder.losses > 0)
     assert holder.lease.lost
     assert not holder.lease.trusted
-    assert heart.held() == ()
+    assert harness.heart.held() == ()
     assert harness.raw == before
     assert holder.losses == 1
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "hold"])
-def test_the_end_of_the_execution_does_not_lose_the_lease(
-    harness: RecordHarness, heart: Heartbeat, end: str
-) -> None:
+def test_the_end_of_the_execution_does_not_lose_the_lease(harness: RecordHarness, end: str) -> None:
     holder = Holder(harness, harness.key)
     CALLS[end](harness, holder.lease.token)
     before = extensions(harness)
 
-    holder.start_renewal(heart)  # as if a renewal was in progress when the outcome was stored
+    holder.renewed()  # as if a renewal was in progress when the outcome was stored
 
     eventually(lambda: extensions(harness) >= before + 3)
     assert not holder.losses
     assert not holder.lease.lost
 
 
-def test_a_reply_after_stop_renewal_is_ignored(
-    proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
-) -> None:
+def test_a_reply_after_stop_renewal_is_ignored(proxied: RecordHarness, proxy: Proxy) -> None:
     released, other = (Holder(proxied, key) for key in keys(2))
     run_sync(proxied.store.execute(commands.forget(released.lease.key)))
     for holder in (released, other):
         proxy.delay_reply(to=EXTEND, seconds=0.2)
-        holder.start_renewal(heart)
+        holder.renewed()
     eventually(lambda: bool(proxy.requests_with(EXTEND)))
 
-    released.stop_renewal(heart)
+    released.stop_renewal()
 
     eventually(lambda: deadline(proxied, other.lease.key) > other.begun.at_ms + RENEWED_MS)
     assert released.losses == 0
@@ -230,7 +220,7 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
     heart = Heartbeat()
     assert {*threading.enumerate()} <= before
 
-    holders = [Holder(harness, key).renewed_by(heart) for key in keys(3)]
+    holders = [Holder(harness, key).renewed(heart) for key in keys(3)]
 
     (thread,) = {*threading.enumerate()} - before
     assert (thread.name, thread.daemon) == ("idempotency-heartbeat", True)
@@ -239,10 +229,7 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
 
 
 def test_a_thread_that_is_starting_is_not_replaced(
-    harness: RecordHarness,
-    heart: Heartbeat,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under gevent, other greenlets go on while a thread starts."""
     one, other = (Holder(harness, key) for key in keys(2))
@@ -250,31 +237,31 @@ def test_a_thread_that_is_starting_is_not_replaced(
 
     def start_later(thread: threading.Thread) -> None:
         monkeypatch.undo()
-        other.start_renewal(heart)
+        other.renewed()
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
-    one.start_renewal(heart)
+    one.renewed()
     assert not caplog.text
 
 
 def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
-    harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "IDLE_SECONDS", 0.01)
     for key in keys(2):
-        holder = Holder(harness, key).renewed_by(heart)
-        thread = heart.renewer(harness.store).thread
+        holder = Holder(harness, key).renewed()
+        thread = harness.heart.renewer(harness.store).thread
         assert thread is not None
         await_later_deadline(harness, key, than=holder.begun.at_ms + RENEWED_MS)
-        holder.stop_renewal(heart)
+        holder.stop_renewal()
 
         thread.join(SOON)
         assert not thread.is_alive()
 
 
 def test_an_unexpected_error_does_not_end_the_others(
-    harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
 
@@ -284,16 +271,16 @@ def test_an_unexpected_error_does_not_end_the_others(
     bad.lease.on_lost = explode
     run_sync(harness.store.execute(commands.forget(bad.lease.key, force=True)))
 
-    bad.start_renewal(heart)
-    good.start_renewal(heart)
+    bad.renewed()
+    good.renewed()
 
     eventually(lambda: deadline(harness, good.lease.key) > good.begun.at_ms + RENEWED_MS)
     assert "in a handler" in caplog.text
-    assert heart.held() == (good.lease,)
+    assert harness.heart.held() == (good.lease,)
 
 
 def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
-    harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
     name = harness.store.name(bad.lease.key)
@@ -302,7 +289,7 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     harness.client.expire(name, 60)
 
     for holder in (bad, good):
-        holder.renewed_by(heart)
+        holder.renewed()
 
     for renewals in (1, 3):
         await_later_deadline(harness, good.lease.key, than=good.begun.at_ms + renewals * RENEWED_MS)
@@ -310,21 +297,17 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     assert not bad.losses, "the server has not replied lost"
 
 
-def test_leases_of_two_stores_are_extended(
-    harness: RecordHarness, server: RedisServer, heart: Heartbeat
-) -> None:
+def test_leases_of_two_stores_are_extended(harness: RecordHarness, server: RedisServer) -> None:
     elsewhere = RecordHarness(store_at(server.url, prefix="other"), harness.client)
     for each in (harness, elsewhere):
-        holder = Holder(each, each.key).renewed_by(heart)
+        holder = Holder(each, each.key).renewed(harness.heart)
         await_later_deadline(each, each.key, than=holder.begun.at_ms + RENEWED_MS)
     await_later_deadline(harness, harness.key, than=deadline(harness, harness.key))
 
 
 class TestFrozenServer:
-    def test_trust_ends_and_comes_back(
-        self, harness: RecordHarness, server: RedisServer, heart: Heartbeat
-    ) -> None:
-        holder = Holder(harness, harness.key).renewed_by(heart)
+    def test_trust_ends_and_comes_back(self, harness: RecordHarness, server: RedisServer) -> None:
+        holder = Holder(harness, harness.key).renewed()
         assert holder.lease.trusted
 
         server.pause()
@@ -338,17 +321,15 @@ class TestFrozenServer:
         assert harness.begin(task_id=SECOND).case == "held"
 
     @pytest.mark.exhaustive
-    def test_leases_on_other_servers_are_extended(
-        self, harness: RecordHarness, heart: Heartbeat
-    ) -> None:
+    def test_leases_on_other_servers_are_extended(self, harness: RecordHarness) -> None:
         """As many servers as would use up the lease, if one request followed the other."""
         with ExitStack() as stack:
             others = [stack.enter_context(RedisServer.start(deployments.ANY)) for _ in range(6)]
             frozen = []
             for other in others:
                 there = RecordHarness(store_at(other.url), stack.enter_context(other.client()))
-                frozen.append(Holder(there, there.key, 2_000).renewed_by(heart))
-            holder = Holder(harness, harness.key, 2_000).renewed_by(heart)
+                frozen.append(Holder(there, there.key, 2_000).renewed(harness.heart))
+            holder = Holder(harness, harness.key, 2_000).renewed()
             for other in others:
                 other.pause()
 
@@ -358,19 +339,15 @@ class TestFrozenServer:
                 assert harness.begin(task_id=SECOND).case == "held"
             assert not any(each.lease.trusted for each in frozen)
             for each in (*frozen, holder):
-                each.stop_renewal(heart)
+                each.stop_renewal(harness.heart)
 
     def test_an_unreachable_server_is_logged_and_tried_again(
-        self,
-        harness: RecordHarness,
-        server: RedisServer,
-        heart: Heartbeat,
-        caplog: pytest.LogCaptureFixture,
+        self, harness: RecordHarness, server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         holder = Holder(harness, harness.key)
         server.kill()
 
-        holder.start_renewal(heart)
+        holder.renewed()
 
         eventually(lambda: "1 lease not extended" in caplog.text)
         assert not holder.losses
@@ -381,18 +358,18 @@ class TestFrozenServer:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_forked_child_has_its_own_heartbeat(harness: RecordHarness, heart: Heartbeat) -> None:
+def test_a_forked_child_has_its_own_heartbeat(harness: RecordHarness) -> None:
     def is_renewed(holder: Holder) -> None:
         await_later_deadline(harness, holder.lease.key, deadline(harness, holder.lease.key))
-        assert heart.held() == (holder.lease,)
+        assert harness.heart.held() == (holder.lease,)
 
     own, childs = (Holder(harness, key) for key in keys(2))
-    is_renewed(own.renewed_by(heart))
+    is_renewed(own.renewed())
     if (child := os.fork()) == 0:
         code = 1
         with suppress(BaseException):
-            assert heart.held() == ()
-            is_renewed(childs.renewed_by(heart))
+            assert harness.heart.held() == ()
+            is_renewed(childs.renewed())
             code = 7
         os._exit(code)
 
@@ -467,18 +444,17 @@ def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
 def test_a_thread_that_died_is_replaced(
     harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heart = Heartbeat()
     replaced: list[bool] = []
-    heart.on_replaced = lambda: replaced.append(True)
+    harness.heart.on_replaced = lambda: replaced.append(True)
     first, second = (Holder(harness, key) for key in keys(2))
     with monkeypatch.context() as patch:
         patch.setattr(RecordStore, "extend", lambda *_: (_ for _ in ()).throw(SystemExit))
-        first.start_renewal(heart)
-        thread = heart.renewer(harness.store).thread
+        first.renewed()
+        thread = harness.heart.renewer(harness.store).thread
         eventually(lambda: not thread.is_alive())
     assert not caplog.records
 
-    second.start_renewal(heart)
+    second.renewed()
 
     for holder in (first, second):
         await_later_deadline(harness, holder.lease.key, than=deadline(harness, holder.lease.key))
@@ -486,14 +462,11 @@ def test_a_thread_that_died_is_replaced(
         ("ERROR", "The idempotency heartbeat has died; another thread goes on with 2 leases")
     ]
     assert replaced == [True]
-    for holder in (first, second):
-        holder.stop_renewal(heart)
 
 
 def test_a_thread_that_is_stuck_is_replaced(
     harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heart = Heartbeat()
     first, second = (Holder(harness, key, lease_ms=900) for key in keys(2))
     extend, free = RecordStore.extend, threading.Event()
 
@@ -503,12 +476,12 @@ def test_a_thread_that_is_stuck_is_replaced(
         return extend(*args)
 
     monkeypatch.setattr(RecordStore, "extend", stuck)
-    first.start_renewal(heart)
+    first.renewed()
     eventually(lambda: not first.lease.trusted)  # the execution's `check()` raises
 
     def noticed() -> bool:
-        second.start_renewal(heart)
-        second.stop_renewal(heart)
+        second.renewed()
+        second.stop_renewal()
         return bool(caplog.records)
 
     eventually(noticed)
@@ -517,4 +490,3 @@ def test_a_thread_that_is_stuck_is_replaced(
     (record,) = (r for r in caplog.records if r.levelname == "ERROR")
     assert "s late; another thread goes on with" in record.message
     free.set()
-    first.stop_renewal(heart)

@@ -60,15 +60,8 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
 
     batch = idem.begin_many([done, held, fresh, other, broken, fresh, fresh], [1, 1, 1, 2, 1, 1, 2])
 
-    assert decisions(batch) == [
-        Decision.REPLAY,
-        Decision.CONFLICT,
-        Decision.RUN,
-        Decision.REJECTED,
-        Decision.REJECTED,
-        Decision.DUPLICATE,
-        Decision.REJECTED,
-    ]
+    expected = "REPLAY CONFLICT RUN REJECTED REJECTED DUPLICATE REJECTED"
+    assert [decision.name for decision in decisions(batch)] == expected.split()
     assert batch[0].replay == "done"
     assert "is held by" in str(batch[1].error)
     assert isinstance(batch[3].error, KeyReusedError)
