@@ -14,7 +14,7 @@ from tests.apps import close
 from tests.servers.redis_server import RedisServer
 from tests.sql.databases import TestDatabase
 from tests.sql.shop import breakpoint_of, starts_of
-from tests.waiting import eventually
+from tests.waiting import SOON, eventually
 from tests.worker.harness import WorkerProcess, end_workers
 
 
@@ -102,6 +102,13 @@ class Shop:
     def wait_for_start(self, order: str, number: int = 1) -> None:
         """Waits until so many executions have started."""
         eventually(lambda: self.starts(order) >= number, f"execution {number} has started")
+
+    def assert_charged_once(self, order: str, *calls: AsyncResult, starts: int | None = 1) -> None:
+        """These calls and another one have the receipt of the execution that was committed."""
+        receipts = {call.get(timeout=SOON) for call in (*calls, self.charge(order))}
+        assert len(receipts) == 1, receipts
+        assert self.database.effects(order) == 1
+        assert starts in (None, self.starts(order)), "how many executions have started"
 
     def wait_for_log(self, text: str) -> None:
         """Waits until a worker has logged `text`."""

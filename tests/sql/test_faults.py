@@ -66,22 +66,15 @@ def commit(kind: str) -> str:
     return "COMMIT" if kind == "postgresql" else "\x03COMMIT"
 
 
-def assert_charged_once(shop: Shop, order: str, receipt: str) -> None:
-    assert shop.database.effects(order) == 1
-    assert shop.charge(order).get(timeout=SOON) == receipt
-
-
 class TestCommit:
     @pytest.mark.parametrize(("fault", "starts"), [("lose_reply", 1), ("lose_request", 2)])
     def test_it_or_its_reply_is_lost(
         self, shop: Shop, proxy: Proxy, order: str, commit: str, fault: str, starts: int
     ) -> None:
         getattr(proxy, fault)(to=commit)
-        receipt = shop.charge(order).get(timeout=SOON)
-
+        # It runs again unless it was committed.
+        shop.assert_charged_once(order, shop.charge(order), starts=starts)
         assert proxy.pending == 0
-        assert shop.starts(order) == starts, "it runs again unless it was committed"
-        assert_charged_once(shop, order, receipt)
 
     @pytest.mark.parametrize("fault", ["lose_reply", "lose_request"])
     def test_and_the_database_is_unavailable_afterwards(
@@ -94,7 +87,7 @@ class TestCommit:
         proxy.refuse()
         result.state  # noqa: B018 - the message may be put back by now
         proxy.heal()
-        assert_charged_once(shop, order, result.get(timeout=SOON))
+        shop.assert_charged_once(order, result, starts=None)
 
 
 class TestOutage:
@@ -104,8 +97,7 @@ class TestOutage:
         shop.wait_for_log(f"task {result.id} is put back")
         proxy.heal()
 
-        assert_charged_once(shop, order, result.get(timeout=SOON))
-        assert shop.starts(order) == 1
+        shop.assert_charged_once(order, result)
 
     @pytest.mark.exhaustive
     def test_during_the_body(self, shop: Shop, database_server: SQLServer, order: str) -> None:
@@ -114,8 +106,7 @@ class TestOutage:
         database_server.launch()
         shop.release(order)
 
-        assert_charged_once(shop, order, result.get(timeout=SOON))
-        assert shop.starts(order) == 2
+        shop.assert_charged_once(order, result, starts=2)
 
 
 #: The server's connections with an open transaction, other than the one that asks.
@@ -145,7 +136,7 @@ def test_an_idle_transaction_is_ended_by_the_server(
         set_idle_timeout(database_server, "DEFAULT")
     shop.release(order)
 
-    assert_charged_once(shop, order, result.get(timeout=SOON))
+    shop.assert_charged_once(order, result, starts=None)
     assert shop.starts(order) > 1
 
 

@@ -48,6 +48,4 @@ def test_two_executions_meet_at_the_row(shop: Shop, server: RedisServer, order: 
     shop.charge(order[::-1]).get(timeout=SOON)
     shop.release(order)
 
-    assert first.get(timeout=SOON) == second.get(timeout=SOON)
-    assert shop.database.effects(order) == 1
-    assert shop.starts(order) == 1
+    shop.assert_charged_once(order, first, second)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import sqlalchemy as sa
@@ -14,13 +15,12 @@ from celery import Celery
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.extensions import outbox
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
-from tests.flow.deliveries import Deliveries, End
+from tests.flow.deliveries import Deliveries, End, record_of
 from tests.sql.conftest import each_kind_in_full, poison
 from tests.sql.databases import TestDatabase, effects
 
@@ -71,11 +71,19 @@ class Shop:
             self.deliver(message)
         raise AssertionError("the messages come back for ever")
 
-    def deliver_and_roll_back(self, message: Request | None) -> None:
-        """Delivers it; its commit fails, so that it is requeued."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SQLAlchemySession, "commit", deadlock)
-            assert self.deliver(message).state == "ignored"
+    def deliver_with(self, message: Request | None, place: Any, name: str, replacement: Any) -> End:
+        """Delivers it while an attribute has another value."""
+        with patch.object(place, name, replacement):
+            return self.deliver(message)
+
+    def deliver_and_roll_back(self, message: Request | None) -> End:
+        """Delivers it; its commit fails."""
+        return self.deliver_with(message, SQLAlchemySession, "commit", deadlock)
+
+    def die(self, message: Request, place: Any, name: str) -> None:
+        """Delivers it; the process dies in a function."""
+        with pytest.raises(SystemExit):
+            self.deliver_with(message, place, name, die)
 
     def effects(self) -> list[int]:
         """Returns the parts that were committed, in order."""
@@ -111,12 +119,10 @@ def test_too_many_rollbacks_are_the_error_of_the_task(shop: Shop, more: int) -> 
     headers = put_back.with_derived_key(None, key, shop.order, **requeued)
     message = shop.publish(0, task_id=shop.order, headers=headers)
     for _ in range(MAX_ROLLBACKS):
-        shop.deliver_and_roll_back(message)
+        assert shop.deliver_and_roll_back(message).state == "ignored"
         message = shop.deliveries.received()
     if more:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SQLAlchemySession, "commit", deadlock)
-            end = shop.deliver(message)
+        end = shop.deliver_and_roll_back(message)
         assert (end.state, type(end.error)) == ("failure", sqlite3.OperationalError)
     else:
         assert shop.deliver(message).state == "success"
@@ -136,7 +142,7 @@ def test_a_part_is_not_published_if_the_one_before_it_was_rolled_back(
     for _ in range(committed):
         shop.deliver(message)
         message = shop.deliveries.next()  # type: ignore[assignment]
-    shop.deliver_and_roll_back(message)
+    assert shop.deliver_and_roll_back(message).state == "ignored"
     again = shop.deliveries.next()
 
     assert again.args == message.args
@@ -148,15 +154,10 @@ def test_a_part_is_not_published_if_the_one_before_it_was_rolled_back(
 
 
 @pytest.mark.parametrize("poisoned", [False, True])
-def test_the_process_dies_after_the_commit(
-    shop: Shop, poisoned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_dies_after_the_commit(shop: Shop, poisoned: bool) -> None:
     """The next delivery publishes the part that the row has."""
     message = shop.publish()
-    with monkeypatch.context() as patch:
-        patch.setattr(outbox, "publish", die)
-        with pytest.raises(SystemExit):
-            shop.deliver(message)
+    shop.die(message, outbox, "publish")
     assert shop.deliveries.next() is None
     if poisoned:
         key = shop.charge.idempotency_key_of(shop.order, 2)
@@ -165,15 +166,10 @@ def test_the_process_dies_after_the_commit(
     shop.assert_charged(message, 2, 1, 0)
 
 
-def test_a_part_is_the_only_one_although_it_was_published_twice(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_the_only_one_although_it_was_published_twice(shop: Shop) -> None:
     """The process dies after it has published the part, and before it has noted that."""
     message = shop.publish()
-    with monkeypatch.context() as patch:
-        patch.setattr(Database, "clear_outbox", die)
-        with pytest.raises(SystemExit):
-            shop.deliver(message)
+    shop.die(message, Database, "clear_outbox")
     part = shop.deliveries.next()
     shop.deliver(message)
     shop.deliver(part)
@@ -185,19 +181,13 @@ def die(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_part_that_can_never_be_published_fails_the_task(
-    shop: Shop, dies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_can_never_be_published_fails_the_task(shop: Shop, dies: bool) -> None:
     """The error ends the task as that of a part does: the next call runs."""
     surplus = shop.app.signature("charge_in_parts", (shop.order, 1, "surplus"))
     message = shop.publish()
-    with monkeypatch.context() as patch:
-        patch.setattr(shop.charge, "s", lambda *_: surplus)
+    with patch.object(shop.charge, "s", lambda *_: surplus):
         if dies:
-            with monkeypatch.context() as died:
-                died.setattr(outbox, "publish", die)
-                with pytest.raises(SystemExit):
-                    shop.deliver(message)
+            shop.die(message, outbox, "publish")
         end = shop.deliver(message)
 
     assert end.state == "failure"
@@ -213,7 +203,7 @@ def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
     """The process is killed after the commit, and the lease expires."""
     message = shop.call()
     part = shop.deliveries.next()
-    forget_record(shop)
+    record_of(shop.charge, shop.order, 2).forget()
     duplicate = shop.publish()
     both = [duplicate, part] if order_of_delivery == "duplicate first" else [part, duplicate]
     for delivered in both:
@@ -224,18 +214,10 @@ def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
     assert shop.effects() == [2, 1, 0]
 
 
-def forget_record(shop: Shop) -> None:
-    """Removes what Redis has, as when the lease of the killed process has expired."""
-    configuration = shop.charge.idempotency_configuration
-    configuration.execute(commands.forget(shop.charge.idempotency_key_of(shop.order, 2)))
-
-
-def test_a_part_that_fails_frees_the_key(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_fails_frees_the_key(shop: Shop) -> None:
     shop.call()
     part = shop.deliveries.next()
-    with monkeypatch.context() as patch:
-        patch.setattr(shop.charge, "run", out_of_stock)
-        assert shop.deliver(part).state == "failure"
+    assert shop.deliver_with(part, shop.charge, "run", out_of_stock).state == "failure"
     shop.assert_charged(shop.call(), 2, 2, 1, 0)
 
 

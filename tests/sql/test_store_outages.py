@@ -41,13 +41,6 @@ def charge_unprotected(shop: Shop, order: str) -> list[AsyncResult]:
     return calls
 
 
-def assert_charged_once(shop: Shop, order: str, *calls: AsyncResult) -> None:
-    receipts = {call.get(timeout=SOON) for call in (*calls, shop.charge(order))}
-    assert len(receipts) == 1, receipts
-    assert shop.database.effects(order) == 1
-    assert shop.starts(order) == 1
-
-
 class TestUnavailable:
     @pytest.fixture(scope="class")
     @classmethod
@@ -67,9 +60,9 @@ class TestUnavailable:
         calls = charge_unprotected(shop, order)
         shop.release(order)
 
-        assert_charged_once(shop, order, *calls)
+        shop.assert_charged_once(order, *calls)
         store.restart()
-        assert_charged_once(shop, order)
+        shop.assert_charged_once(order)
 
     def test_for_longer_than_the_lease_of_a_call(
         self, shop: Shop, store: RedisServer, order: str
@@ -84,7 +77,7 @@ class TestUnavailable:
         calls.append(shop.charge(order))
         shop.release(order)
 
-        assert_charged_once(shop, order, first, *calls)
+        shop.assert_charged_once(order, first, *calls)
 
     def test_and_empty_afterwards(self, shop: Shop, store: RedisServer, order: str) -> None:
         first = shop.start(order)
@@ -95,7 +88,7 @@ class TestUnavailable:
             client.flushall()
         shop.release(order)
 
-        assert_charged_once(shop, order, first, *calls)
+        shop.assert_charged_once(order, first, *calls)
 
 
 def test_a_failover_to_a_replica_without_records(
@@ -121,5 +114,5 @@ def test_a_failover_to_a_replica_without_records(
             second = shop.charge(running)
             shop.release(running)
 
-            assert_charged_once(shop, order, ended)
-            assert_charged_once(shop, running, first, second)
+            shop.assert_charged_once(order, ended)
+            shop.assert_charged_once(running, first, second)

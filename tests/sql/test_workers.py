@@ -47,9 +47,7 @@ def test_a_frozen_execution_and_its_successor_have_one_outcome(shop: Shop, order
     finally:
         frozen.kill("SIGCONT")
 
-    assert first.get(timeout=SOON) == second.get(timeout=SOON)
-    assert shop.database.effects(order) == 1
-    assert shop.starts(order) == 1
+    shop.assert_charged_once(order, first, second)
 
 
 @pytest.mark.exhaustive
@@ -61,9 +59,7 @@ def test_a_transaction_that_is_longer_than_the_lease(shop: Shop, order: str) -> 
     shop.wait_for_log(f"task {second.id} is put back")
     shop.release(order)
 
-    assert first.get(timeout=SOON) == second.get(timeout=SOON)
-    assert shop.database.effects(order) == 1
-    assert shop.starts(order) == 1
+    shop.assert_charged_once(order, first, second)
 
 
 @pytest.mark.parametrize("point", exhaustive_except(["outcome written", "committed"], "committed"))
