@@ -71,6 +71,15 @@ class Deliveries:
             return None
         return Request(message, app=self.app, task=self.task, hostname="here")
 
+    def deliver_all(self) -> None:
+        """Delivers what is in the broker, until nothing is."""
+        for _ in range(20):
+            message = self.next()
+            if message is None:
+                return
+            self.deliver(message)
+        raise AssertionError("the messages come back for ever")
+
     def deliver(self, message: Request) -> End:
         """Runs the message; its outcome is in the result backend."""
         failed, result, _ = trace_task_ret(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
+from redis import Redis
 
 from celery_idempotent import TASK_ID, ConflictError, IdempotentTask
 from celery_idempotent.testing import IsolatedRecords
@@ -46,9 +46,7 @@ def test_a_call_whose_key_is_its_task_id_is_named_by_it(task: Make, args: tuple[
         task(run, key=TASK_ID).idempotency_forget(*args)
 
 
-def test_a_call_with_an_expired_lease_is_forgotten(
-    task: Make, idempotency: IsolatedRecords
-) -> None:
+def test_a_call_with_an_ended_lease_is_forgotten(task: Make, idempotency: IsolatedRecords) -> None:
     charge = task(run)
     idempotency.crash(charge, "1")
 
@@ -56,9 +54,7 @@ def test_a_call_with_an_expired_lease_is_forgotten(
 
 
 @pytest.mark.parametrize("command", ["SET", "RPUSH"])
-def test_a_record_that_cannot_be_read_is_forgotten(
-    task: Make, client: redis.Redis, command: str
-) -> None:
+def test_a_record_that_cannot_be_read_is_forgotten(task: Make, client: Redis, command: str) -> None:
     charge = task(run)
     client.execute_command(command, f"idem:{charge.idempotency_key_of('1')}", "garbage")
 

@@ -28,9 +28,7 @@ from tests.waiting import eventually
 Make = Callable[..., IdempotentTask]
 
 
-def lose_to_one_that_completes(
-    task: IdempotentTask, order: str, idempotency: IsolatedRecords
-) -> None:
+def lose_to_one_that_ends(task: IdempotentTask, order: str, idempotency: IsolatedRecords) -> None:
     idempotency.expire_lease(task, order)
     assert task.delay(order).get() == "the other's"
 
@@ -64,7 +62,7 @@ def test_an_execution_gives_way_to_another_that_has_completed(
     def body(self: IdempotentTask, order: str) -> str:
         if self.idempotency.recovered:
             return "the other's"
-        lose_to_one_that_completes(slow, order, idempotency)
+        lose_to_one_that_ends(slow, order, idempotency)
         if end == "checks":
             wait_for_loss(self)
         if end != "returns":

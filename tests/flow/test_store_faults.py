@@ -74,9 +74,7 @@ def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -
 
 
 @pytest.mark.exhaustive
-def test_a_redis_that_is_always_later_than_the_lease_is_as_good_as_none(
-    task: Make, proxy: Proxy
-) -> None:
+def test_a_redis_that_is_later_than_the_lease_is_as_good_as_none(task: Make, proxy: Proxy) -> None:
     runs: list[bool] = []
     made = task_with_late_reply(task, proxy, runs)
     for _ in range(2):

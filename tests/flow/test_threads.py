@@ -27,10 +27,7 @@ def by_asyncio(look: Look) -> Execution:
 
 
 def by_anyio(look: Look) -> Execution:
-    async def run() -> Execution:
-        return await anyio.to_thread.run_sync(look)
-
-    return anyio.run(run)
+    return anyio.run(anyio.to_thread.run_sync, look)
 
 
 def by_copied_context(look: Look) -> Execution:

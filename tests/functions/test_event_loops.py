@@ -108,9 +108,7 @@ def test_a_loop_that_is_shut_down_leaves_no_connections(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
 @pytest.mark.exhaustive
-def test_a_loop_that_is_only_closed_leaves_few_connections(
-    charge: Charge, bounded: Bounded
-) -> None:
+def test_a_loop_that_is_only_closed_leaves_few_open(charge: Charge, bounded: Bounded) -> None:
     gc.disable()
     try:
         for n in range(LOOPS):

@@ -36,12 +36,6 @@ def sentinels() -> Iterator[SentinelServers]:
         yield sentinels
 
 
-@pytest.fixture(scope="module")
-def single() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as single:
-        yield single
-
-
 @pytest.fixture(params=exhaustive_except(["sentinels", "cluster"], "cluster"))
 def idem(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
     servers = request.getfixturevalue(request.param)
@@ -112,11 +106,11 @@ def gc_disabled() -> Iterator[None]:
 
 @pytest.mark.usefixtures("gc_disabled")
 @pytest.mark.parametrize(
-    "kind", exhaustive_except(["single", "sentinels", "cluster"], "single", "cluster")
+    "kind", exhaustive_except(["server", "sentinels", "cluster"], "server", "cluster")
 )
 def test_close_closes_connections_to_every_node(request: pytest.FixtureRequest, kind: str) -> None:
     servers = request.getfixturevalue(kind)
-    nodes = [servers] if kind == "single" else list(servers.nodes)
+    nodes = [servers] if kind == "server" else list(servers.nodes)
     options: dict[str, Any] = {"client_name": (name := uuid4().hex)}
     if kind == "sentinels":
         nodes += servers.sentinels

@@ -67,13 +67,11 @@ class Shop:
             for number in range(workers)
         ]
 
-    def charge(self, order: str, end: str = "return", **options: Any) -> AsyncResult:
+    def charge(
+        self, order: str, end: str = "return", name: str = "charge", **options: Any
+    ) -> AsyncResult:
         """Publishes a charge."""
-        return self.app.send_task("sql_shop.charge", (order,), {"end": end}, **options)
-
-    def charge_in_one_attempt(self, order: str) -> AsyncResult:
-        """Publishes a charge whose key is poisoned by the death of one process."""
-        return self.app.send_task("sql_shop.charge_in_one_attempt", (order,))
+        return self.app.send_task(f"sql_shop.{name}", (order,), {"end": end}, **options)
 
     def was_killed(self, order: str, point: str) -> bool:
         """Returns whether a process was killed there."""

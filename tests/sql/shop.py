@@ -168,8 +168,7 @@ def transfer(self: Any, source: str, target: str) -> str:
     return "transferred"
 
 
-@task(idempotency_replay_errors=(Declined,))
-def charge(self: Any, order: str, end: str = "return") -> str:
+def _charge(self: Any, order: str, end: str = "return") -> str:
     """Writes one effect, and returns a receipt of its own; it waits while its order is held."""
     with starts_of(BREAKPOINTS, order).open("a") as starts:
         starts.write("started\n")
@@ -181,6 +180,13 @@ def charge(self: Any, order: str, end: str = "return") -> str:
         raise Declined(receipt)
     reach("body returned")
     return receipt
+
+
+charge = task(_charge, name="sql_shop.charge", idempotency_replay_errors=(Declined,))
+#: The key is poisoned if its process dies once.
+charge_in_one_attempt = task(
+    _charge, name="sql_shop.charge_in_one_attempt", idempotency_max_attempts=1
+)
 
 
 @task
@@ -219,11 +225,3 @@ def _runs_again(until: str) -> Any:
 
 
 until_finished, until_started = map(_runs_again, ("finished", "started"))
-
-
-@task(idempotency_max_attempts=1)
-def charge_in_one_attempt(self: Any, order: str) -> str:
-    """As `charge`; the key is poisoned if its process dies once."""
-    write_effect(self.idempotency.connection, order)
-    reach("effect written")
-    return uuid4().hex

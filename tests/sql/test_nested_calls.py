@@ -56,10 +56,8 @@ class Shop:
     def run(self, order: str) -> Any:
         """Publishes a charge and delivers its messages; returns its result."""
         deliveries = Deliveries(self.app, self.charge)
-        message = first = deliveries.publish(order)
-        while message is not None:
-            deliveries.deliver(message)
-            message = deliveries.next()  # type: ignore[assignment]
+        first = deliveries.delivered(order)
+        deliveries.deliver_all()
         return self.app.backend.get_result(first.id)
 
 

@@ -64,9 +64,7 @@ class TestPoisoned:
         assert first.result() == second.result() == "committed late"
         assert shop.runs == 1
 
-    def test_without_the_database_it_is_not_refused_for_good(
-        self, new_shop: NewShop, order: str
-    ) -> None:
+    def test_without_a_database_it_is_not_refused_yet(self, new_shop: NewShop, order: str) -> None:
         shop = new_shop(transaction=sa.create_engine("sqlite:////nonexistent/shop.db"))
         poison_call(shop, order)
         with pytest.raises(StoreUnavailableError, match="raised OperationalError"):

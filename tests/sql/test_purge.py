@@ -21,9 +21,7 @@ from tests.sql.databases import LIBRARIES, TestDatabase, new_engine
 YEAR_3000 = 32_503_680_000_000
 
 
-def insert_rows(
-    database: TestDatabase, number: int, expires_at: int | None, **columns: Any
-) -> None:
+def insert_rows(database: TestDatabase, rows: int, expires_at: int | None, **columns: Any) -> None:
     values: dict[str, Any] = {
         **dict.fromkeys(("record_key", "owner", "task_id", "worker", "fingerprint", "format"), ""),
         "state": "COMPLETED",
@@ -35,9 +33,7 @@ def insert_rows(
         **columns,
     }
     with database.engine.begin() as connection:
-        connection.execute(
-            outcomes.insert(), [{**values, "id": uuid4().hex} for _ in range(number)]
-        )
+        connection.execute(outcomes.insert(), [{**values, "id": uuid4().hex} for _ in range(rows)])
 
 
 def purge(server: RedisServer, database: TestDatabase, library: str, *options: str) -> Any:

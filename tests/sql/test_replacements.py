@@ -62,15 +62,6 @@ class Shop:
         self.deliver(message)
         return message
 
-    def deliver_all(self) -> None:
-        """Delivers what is in the broker, until nothing is."""
-        for _ in range(20):
-            message = self.deliveries.next()
-            if message is None:
-                return
-            self.deliver(message)
-        raise AssertionError("the messages come back for ever")
-
     def deliver_with(self, message: Request | None, place: Any, name: str, replacement: Any) -> End:
         """Delivers it while an attribute has another value."""
         with patch.object(place, name, replacement):
@@ -96,7 +87,7 @@ class Shop:
 
     def assert_charged(self, message: Request, *parts: int) -> None:
         """Delivers what is in the broker; the message has its result, and these are committed."""
-        self.deliver_all()
+        self.deliveries.deliver_all()
         assert self.result(message) == "charged"
         assert self.effects() == [*parts]
 
@@ -135,9 +126,7 @@ def test_each_part_runs_once(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("committed", [0, 1])
-def test_a_part_is_not_published_if_the_one_before_it_was_rolled_back(
-    shop: Shop, committed: int
-) -> None:
+def test_no_part_is_published_if_the_one_before_was_rolled_back(shop: Shop, committed: int) -> None:
     first = message = shop.publish()
     for _ in range(committed):
         shop.deliver(message)
@@ -208,7 +197,7 @@ def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
     both = [duplicate, part] if order_of_delivery == "duplicate first" else [part, duplicate]
     for delivered in both:
         shop.deliver(delivered)
-    shop.deliver_all()
+    shop.deliveries.deliver_all()
 
     assert shop.result(message) == shop.result(duplicate) == "charged"
     assert shop.effects() == [2, 1, 0]

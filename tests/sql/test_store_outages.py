@@ -91,9 +91,7 @@ class TestUnavailable:
         shop.assert_charged_once(order, first, *calls)
 
 
-def test_a_failover_to_a_replica_without_records(
-    shop_with: Callable[..., Shop], order: str
-) -> None:
+def test_a_failover_to_an_empty_replica(shop_with: Callable[..., Shop], order: str) -> None:
     with SentinelServers.start() as sentinels:
         store = {
             "idempotency_redis_url": sentinels.url,

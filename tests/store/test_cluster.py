@@ -65,9 +65,7 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
 
 
 @pytest.mark.exhaustive
-def test_a_key_can_begin_at_the_promoted_replica(
-    harness: RecordHarness, cluster: ClusterServers
-) -> None:
+def test_a_key_begins_at_the_new_master(harness: RecordHarness, cluster: ClusterServers) -> None:
     """The circuit breaker of the failed master keeps no one from its successor."""
     harness.started()
     cluster.master_of(harness.name).kill()

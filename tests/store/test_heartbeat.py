@@ -108,9 +108,7 @@ def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
 
 
 @pytest.mark.exhaustive
-def test_all_leases_go_in_one_round_trip(
-    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leases_share_a_round_trip(harness: RecordHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     trips: list[int] = []
     send = ServerTransport.send
 
@@ -167,9 +165,7 @@ def test_a_missing_reply_does_not_lose_the_lease(proxied: RecordHarness, proxy: 
 
 
 @pytest.mark.parametrize("successor", ["runs", "has completed", "none"])
-def test_a_lease_that_was_taken_over_is_noticed_once(
-    harness: RecordHarness, successor: str
-) -> None:
+def test_a_lease_that_is_taken_over_is_noticed_once(harness: RecordHarness, successor: str) -> None:
     holder = Holder(harness, harness.key)
     harness.forget()
     if successor != "none":

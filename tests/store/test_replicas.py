@@ -78,9 +78,7 @@ def test_a_connected_replica_has_it_when_the_call_returns(
 
 
 class TestFrozenReplica:
-    def test_is_waited_for_until_the_timeout(
-        self, hasty: RecordHarness, replica: RedisServer
-    ) -> None:
+    def test_is_waited_for_until_timeout(self, hasty: RecordHarness, replica: RedisServer) -> None:
         replica.pause()
         began_at = time.monotonic()
 
