@@ -192,7 +192,7 @@ def test_a_retry_whose_headers_are_replaced_keeps_its_key(broker_app: Celery, or
     own, waits = {"idempotency_key": order}, Waits(1, 2, "holder")
     key = task.idempotency_key_of(**own)
     headers = with_derived_key(own, key, order, put_back_count=1, waits=waits)
-    deliveries.deliver(deliveries.publish(order, task_id=order, headers=headers))
+    deliveries.delivered(order, task_id=order, headers=headers)
     again: Any = deliveries.next()
     carried = MessageHeaders.read(task.name, order, again.request_dict)
     assert carried == MessageHeaders(order, key=key)

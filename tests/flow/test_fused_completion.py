@@ -141,11 +141,11 @@ class TestObservers:
 
             getattr(signals, name).connect(receive, sender=deliveries.task)
             receivers.append(receive)
-        deliveries.deliver(deliveries.publish("order"))
+        deliveries.delivered("order")
         value = {"receipt": "order"}
         first = notes.copy()
         notes.clear()
-        deliveries.deliver(deliveries.publish("order"))
+        deliveries.delivered("order")
 
         assert first == [
             ("task_prerun", None, None, False, PENDING),
@@ -313,8 +313,8 @@ def replayed(server: RedisServer, deliveries: Deliveries, **options: Any) -> lis
 
     Sent before: all scripts, over open connections.
     """
-    deliveries.deliver(deliveries.publish("order"))
-    deliveries.deliver(deliveries.publish("order", **options))
+    deliveries.delivered("order")
+    deliveries.delivered("order", **options)
     return sent_by_duplicate(server, deliveries, deliveries.publish("order", **options))
 
 
@@ -334,7 +334,7 @@ def test_a_replay_takes_two_round_trips(server: RedisServer, offer: Offer) -> No
 @pytest.mark.core
 def test_a_redelivery_reads_its_result_only(server: RedisServer, offer: Offer) -> None:
     deliveries = offer()
-    deliveries.deliver(deliveries.publish("warm-up"))
+    deliveries.delivered("warm-up")
     message = deliveries.delivered("order")
     first = meta_of(deliveries, message.id)
 
@@ -345,7 +345,7 @@ def test_a_redelivery_reads_its_result_only(server: RedisServer, offer: Offer) -
 def test_a_record_that_is_forgotten_before_the_write(server: RedisServer, offer: Offer) -> None:
     """Its outcome was decided, and the duplicate has it."""
     deliveries = offer()
-    deliveries.deliver(deliveries.publish("order"))
+    deliveries.delivered("order")
     duplicate = deliveries.publish("order")
 
     def forget(sender: Any, **_: Any) -> None:
@@ -518,7 +518,7 @@ class TestWhereItIsOff:
     def test_with_a_backend_of_the_task(self, server: RedisServer, offer: Offer) -> None:
         deliveries = offer()
         task = deliveries.task
-        deliveries.deliver(deliveries.publish("in the app's"))
+        deliveries.delivered("in the app's")
         task.backend = backend = RedisBackend(f"{server.url.rpartition('/')[0]}/1", app=task.app)
         message = deliveries.delivered("order")
 
@@ -542,7 +542,7 @@ class TestWhereItIsOff:
     @pytest.mark.parametrize("call", CALLS)
     def test_for_a_call(self, server: RedisServer, offer: Offer, call: str) -> None:
         deliveries = offer()
-        deliveries.deliver(deliveries.publish("warm-up"))
+        deliveries.delivered("warm-up")
         CALLS[call](deliveries.task)
         message = deliveries.next()
 

@@ -192,7 +192,7 @@ def test_an_id_that_is_no_text(offer: Offer, task_id: UUID | bytes, end: str) ->
 def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None:
     deliveries = offer(rename, options={"idempotency_replay_errors": (LookupError,)})
     task_id = uuid4()
-    deliveries.deliver(deliveries.publish("raises", task_id=task_id))
+    deliveries.delivered("raises", task_id=task_id)
 
     kept = kept_message.find(
         deliveries.task, deliveries.task.idempotency_key_of("raises"), str(task_id)

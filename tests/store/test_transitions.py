@@ -193,11 +193,8 @@ class TestGet:
 
         record = run_sync(harness.store.get(harness.key))
 
-        assert (record.state, record.task, record.key) == (
-            *(State.STARTED, "shop.charge"),
-            str(harness.key),
-        )
-        assert (record.task_id, record.worker) == (FIRST, WORKER)
+        assert (record.state, record.task) == (State.STARTED, "shop.charge")
+        assert (record.key, record.task_id, record.worker) == (str(harness.key), FIRST, WORKER)
         assert (record.token, record.attempt) == (begun.token, 1)
         now = datetime.fromtimestamp(harness.now_ms() / 1000, tz=timezone.utc)
         for time, after_ms in (
