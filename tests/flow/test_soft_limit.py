@@ -235,7 +235,8 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
 
 @each_line
 def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
-    with RedisServer.start(config={}) as gone:
+    # On a socket: another server could be started on the port of one that is gone.
+    with RedisServer.start(config={}, unix_socket=True) as gone:
         story = Story(task, broker_app, redis_url=gone.url)
         gone.kill()
     story.has_store = False
