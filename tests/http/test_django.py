@@ -269,8 +269,10 @@ class TestSettings:
                 WSGIHandler()
 
     def test_a_project_whose_checks_come_later_does_not_start(self) -> None:
-        settings.MIDDLEWARE = settings.MIDDLEWARE[::-1]
-        with pytest.raises(ImproperlyConfigured, match=r"below django.+\.CsrfViewMiddleware in"):
+        with (
+            override_settings(MIDDLEWARE=settings.MIDDLEWARE[::-1]),
+            pytest.raises(ImproperlyConfigured, match=r"below django.+\.CsrfViewMiddleware in"),
+        ):
             WSGIHandler()
 
 
