@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery.exceptions import ImproperlyConfigured
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.core.store import run_sync
 from tests.unit.conftest import celery, error_of, task_in
 
@@ -24,6 +25,10 @@ def keys_of_an_unavailable_vault() -> tuple[str, ...]:
     raise OSError("secret vault is not available")
 
 
+def executor_of(task: IdempotentTask) -> Any:
+    return task.idempotency_configuration.executor
+
+
 class TestEncryptionKeys:
     """Results are encrypted with them, and no error message shows them."""
 
@@ -37,31 +42,23 @@ class TestEncryptionKeys:
             task_in(celery(idempotency_encryption_keys=given)),
             task_in(celery(), idempotency_encryption_keys=given),
         ):
-            configured = task.idempotency_configuration
-            payload = run_sync(
-                configured.executor.codec.encode_result(
-                    "a card number", configured.settings, key="k", token=1
-                )
-            )
+            codec, settings = executor_of(task).codec, task.idempotency_configuration.settings
+            payload = run_sync(codec.encode_result("a card number", settings, key="k", token=1))
             assert payload.format == "!json"
-            assert KEY not in repr(configured.settings)
+            assert KEY not in repr(settings)
 
     def test_of_a_function_are_requested_at_first_use(self) -> None:
         key_requests.clear()
-        configured = task_in(celery(idempotency_encryption_keys=keys)).idempotency_configuration
+        task = task_in(celery(idempotency_encryption_keys=keys))
         assert key_requests == []
 
-        for _ in range(2):
-            assert configured.executor
-
+        assert executor_of(task) is executor_of(task)
         assert len(key_requests) == 1
 
     def test_of_several_tasks_may_differ(self) -> None:
         app = celery()
         executors = [
-            task_in(
-                app, name=f"shop.{n}", idempotency_encryption_keys=given
-            ).idempotency_configuration.executor
+            executor_of(task_in(app, name=f"shop.{n}", idempotency_encryption_keys=given))
             for n, given in enumerate([None, (KEY,), [KEY], keys])
         ]
 
@@ -84,10 +81,7 @@ class TestEncryptionKeys:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            (
-                f"{__name__}.nothing",
-                "'tests.unit.configuration.test_encryption_keys.nothing' raised",
-            ),
+            (f"{__name__}.nothing", f"'{__name__}.nothing' raised"),
             ("no.such.module", "'no.such.module' raised ModuleNotFoundError"),
             (keys_of_an_unavailable_vault, "its function raised OSError instead of returning keys"),
             (lambda: KEY, "its function must return a tuple of Fernet keys, not str"),
@@ -101,7 +95,7 @@ class TestEncryptionKeys:
         task = task_in(celery(idempotency_encryption_keys=given))
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_encryption_keys") as caught:
-            _ = task.idempotency_configuration.executor
+            executor_of(task)
         assert message in str(caught.value)
         assert "secret" not in str(caught.value)
         assert KEY not in str(caught.value)
