@@ -77,12 +77,8 @@ def test_commands_exist(page: Path) -> None:
     for name, arguments in commands:
         command = idempotency.commands.get(name)
         assert command is not None, name
-        known = {
-            option
-            for parameter in command.params
-            if isinstance(parameter, click.Option)
-            for option in (*parameter.opts, *parameter.secondary_opts)
-        }
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
         assert set(re.findall(r"(?<=\s)--[\w-]+", arguments)) <= known, name
 
 

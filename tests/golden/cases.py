@@ -170,17 +170,11 @@ def crash(name: str) -> Callable[[Shop], None]:
 
     def leave(shop: Shop) -> None:
         record = shop.record(name)
-        configuration = shop.tasks[name].idempotency_configuration
+        task = shop.tasks[name].idempotency_configuration
         token = record.started().token
-        payload = run_sync(
-            configuration.executor.codec.encode_result(
-                ["booked", "1"],
-                configuration.settings,
-                key=record.key,
-                token=token,
-                field=step_field("book"),
-            )
-        )
+        place = {"key": record.key, "token": token, "field": step_field("book")}
+        encode = task.executor.codec.encode_result
+        payload = run_sync(encode(["booked", "1"], task.settings, **place))
         entry = steps.write("book", *payload)
         save = commands.extend(LeaseExtension(record.key, token, LEASE_MS, RETENTION_MS), entry)
         assert run_sync(record.store.execute(save)).case == "ok"

@@ -47,14 +47,8 @@ class Run:
     ) -> None:
         """Records an execution of the order; without `done`, it has no effect."""
         details = {"execution": f"{token}", "order": order, "token": token}
-        self._ledger.write(
-            "started",
-            **details,
-            task_id="task",
-            pid=pid,
-            started_at=started,
-            this_version=this_version,
-        )
+        process = {"pid": pid, "started_at": started, "this_version": this_version}
+        self._ledger.write("started", **details, task_id="task", **process)
         if done is not None:
             self._ledger.write("effect", **details, receipt=f"r{token}", accepted=True, at=done)
         if completes:

@@ -43,7 +43,7 @@ def test_the_wheel_contains_the_package_its_scripts_and_its_types(built: Path) -
 
 def test_the_metadata_is_valid_and_the_description_renders(built: Path) -> None:
     check = [sys.executable, "-m", "twine", "check", "--strict", *built.iterdir()]
-    result = subprocess.run(check, capture_output=True, text=True, check=False)
+    result = subprocess.run(check, capture_output=True, text=True)
 
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -82,14 +82,8 @@ def test_the_demo_runs_with_the_wheel_only(built: Path, tmp_path: Path) -> None:
     install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[demo]"]
     subprocess.run(install, check=True, env=environment)
 
-    demo = subprocess.run(
-        [python, "-m", "celery_idempotent.demo", "--json"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [python, "-m", "celery_idempotent.demo", "--json"]
+    demo = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert demo.returncode == 0, demo.stderr
     assert json.loads(demo.stdout)

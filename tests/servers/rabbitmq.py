@@ -127,13 +127,9 @@ class RabbitMQ(Server):
 
     def _control_error(self, *arguments: str) -> str:
         """Runs rabbitmqctl and returns its error message, or "" on success."""
+        command = [str(self._control), *arguments]
         result = subprocess.run(
-            [str(self._control), *arguments],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_CONTROL_SECONDS,
+            command, env=self._environment, timeout=_CONTROL_SECONDS, capture_output=True, text=True
         )
         return " ".join(result.stderr.split("\n\n")[0].split()) if result.returncode else ""
 

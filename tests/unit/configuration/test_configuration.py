@@ -52,12 +52,8 @@ class TestSourcesOfOptions:
 
         used = settings_of(app, **{f"idempotency_{name}": given[name] for name in given})
 
-        assert (used.lease, used.store_result, used.redis_timeout, used.result_ttl) == (
-            8,
-            False,
-            1,
-            9,
-        )
+        found = used.lease, used.store_result, used.redis_timeout, used.result_ttl
+        assert found == (8, False, 1, 9)
 
     def test_a_custom_base_class(self) -> None:
         class Careful(IdempotentTask):
@@ -164,14 +160,10 @@ class TestInvalidOptions:
         assert expected in error_of(django(namespace, **{setting: 7}))
 
     def test_a_django_setting_of_another_library_is_accepted(self) -> None:
-        app = django(
-            IDEMPOTENCY_HEADER_NAME="Idempotency-Key",
-            IDEMPOTENCY_KEY={},
-            IDEMPOTENCY_REDIS_URL="redis://",
-            CELERY_IDEMPOTENCY_LEASE=7,
-        )
+        others = {"HEADER_NAME": "Idempotency-Key", "KEY": {}, "REDIS_URL": "redis://"}
+        settings = {f"IDEMPOTENCY_{name}": value for name, value in others.items()}
 
-        assert settings_of(app).lease == 7
+        assert settings_of(django(**settings, CELERY_IDEMPOTENCY_LEASE=7)).lease == 7
 
     def test_a_template_with_self(self) -> None:
         def bound(self: Any, order_id: Any) -> None: ...

@@ -250,13 +250,10 @@ class TestBroker:
          ("direct", -1, False)],
     )  # fmt: skip
     def test_quorum_queues_are_checked(self, exchange: str, limit: int | None, low: bool) -> None:
-        arguments = {} if limit is None else {"x-delivery-limit": limit}
-        queue = Queue(
-            "orders",
-            Exchange("orders", type=exchange),
-            "orders",
-            queue_arguments={"x-queue-type": "quorum", **arguments},
-        )
+        arguments = {"x-queue-type": "quorum"}
+        arguments |= {} if limit is None else {"x-delivery-limit": limit}
+        bound_to = Exchange("orders", type=exchange)
+        queue = Queue("orders", bound_to, "orders", queue_arguments=arguments)
         app = shop("amqp://guest:secret@localhost//", task_queues=[queue])
         add(app)
 
@@ -349,12 +346,8 @@ class TestTasks:
 
 
 def test_plain_tasks_with_options_are_found_and_reported_by_a_starting_worker() -> None:
-    app = shop(
-        task_annotations={
-            "*": {"idempotency_lease": 5.0},
-            "shop.annotated": {"idempotency_until": "finished"},
-        }
-    )
+    annotated = {"idempotency_until": "finished"}
+    app = shop(task_annotations={"*": {"idempotency_lease": 5.0}, "shop.annotated": annotated})
 
     class Registered(Task):
         name = "shop.registered"

@@ -33,16 +33,12 @@ def test_keys_equal_those_of_earlier_releases() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_keys_equal_those_of_other_processes(seed: str) -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "tests.unit.key.test_golden"],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-m", "tests.unit.key.test_golden"]
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
 
-    assert json.loads(printed.stdout) == GOLDEN
+    printed = subprocess.check_output(command, env=environment, cwd=REPOSITORY)
+
+    assert json.loads(printed) == GOLDEN
 
 
 def test_golden_keys_are_distinct() -> None:

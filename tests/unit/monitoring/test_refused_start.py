@@ -58,17 +58,14 @@ def charge(order_id, amount): ...
 def test_an_invalid_setting_is_one_line(tmp_path: Path, settings: str, sentence: str) -> None:
     (tmp_path / "shop.py").write_text(SHOP.format(settings=settings))
 
+    command = [sys.executable, "-m", "celery", "-q", "-A", "shop", "worker", "--pool", "solo"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY))),
+        "PYTHONWARNINGS": "ignore",  # Celery warns of being root, where it is
+    }
     worker = subprocess.run(
-        [sys.executable, "-m", "celery", "-q", "-A", "shop", "worker", "--pool", "solo"],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY))),
-            "PYTHONWARNINGS": "ignore",  # Celery warns of being root, where it is
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
 
     assert worker.returncode != 0
@@ -109,15 +106,10 @@ def charge(order_id, amount): ...
     (tmp_path / "shop.py").write_text(app)
     command = [sys.executable, "-m", "celery", "-q", "-A", "shop"]
 
-    found = subprocess.run(
-        [*command, "idempotency", "doctor"], cwd=tmp_path, capture_output=True, text=True
-    )
-    worker = subprocess.Popen(
-        [*command, "worker", "--pool", "solo", "--loglevel", "ERROR"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    doctor = [*command, "idempotency", "doctor"]
+    start = [*command, "worker", "--pool", "solo", "--loglevel", "ERROR"]
+    found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True)
+    worker = subprocess.Popen(start, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in worker.stderr or () if "ERROR" in line)
     finally:

@@ -99,17 +99,8 @@ def encode_error(
 
 
 def record_with(payload: Payload, state: State = State.COMPLETED) -> Record:
-    return Record(
-        state=state,
-        key=KEY,
-        task="shop.charge",
-        task_id="a",
-        worker="w",
-        token=1,
-        attempt=5,
-        format=payload.format,
-        body=payload.body,
-    )
+    outcome = payload._asdict()
+    return Record(state, KEY, "shop.charge", "a", "w", token=1, attempt=5, **outcome)
 
 
 def decode(

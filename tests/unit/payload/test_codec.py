@@ -57,13 +57,8 @@ def test_values_keep_their_type(serializer: str) -> None:
     ids=repr,
 )
 def test_a_replay_equals_what_the_first_caller_got(serializer: str, value: Any) -> None:
-    backend_app = Celery(
-        "first",
-        backend="cache+memory://",
-        result_serializer=serializer,
-        accept_content=[serializer],
-        set_as_current=False,
-    )
+    backend_app = Celery("first", backend="cache+memory://", set_as_current=False)
+    backend_app.conf.update(result_serializer=serializer, accept_content=[serializer])
     task_id = str(uuid4())
     backend_app.backend.store_result(task_id, value, "SUCCESS")
 

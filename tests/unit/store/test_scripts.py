@@ -87,11 +87,9 @@ local record = KEYS[1]
 
 
 def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
-    assert scripts.read_head(HEAD) == {
-        "KEYS": ("record",),
-        "ARGV": ("token", "hold_ms"),
-        "REPLIES": ("ok",),
-    }
+    head = {"KEYS": ("record",), "ARGV": ("token", "hold_ms"), "REPLIES": ("ok",)}
+
+    assert scripts.read_head(HEAD) == head
 
 
 def test_a_script_has_the_digest_of_its_file() -> None:
