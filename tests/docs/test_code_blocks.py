@@ -83,16 +83,10 @@ def test_python_blocks_pass_a_type_check(tmp_path: Path) -> None:
     (tmp_path / "blocks.py").write_text("\n".join(lines), encoding="utf-8")
     (tmp_path / "mypy.ini").write_text(CONFIGURATION, encoding="utf-8")
 
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "mypy", "--config-file", "mypy.ini"),
-            *("--cache-dir", str(ROOT / ".mypy_cache/docs"), "--no-error-summary", "blocks.py"),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary"]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache/docs"), "blocks.py"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     errors = [
         f"{origins[max(start for start in origins if start <= int(line))]}: {error}"

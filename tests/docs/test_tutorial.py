@@ -52,16 +52,10 @@ def terminal(directory: Path) -> Iterator[Terminal]:
 
         def terminal(command: str) -> subprocess.Popen[str]:
             with (directory / f"{len(processes)}.log").open("w") as output:
-                process = subprocess.Popen(
-                    ["bash", "-c", f"exec {command}"],
-                    cwd=directory,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    start_new_session=True,
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+                how = {"cwd": directory, "env": environment, "text": True, **streams}
+                shell = ["bash", "-c", f"exec {command}"]
+                process = subprocess.Popen(shell, start_new_session=True, **how)
             processes.append(process)
             return process
 

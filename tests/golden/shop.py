@@ -85,16 +85,9 @@ class Shop:
                 raise ValueError(order, amount)
             return {**VALUE, "order": order, "amount": amount, "part": part}
 
-        return self.app.task(
-            body,
-            bind=True,
-            base=IdempotentTask,
-            shared=False,
-            name=f"golden.{name}",
-            idempotency_key="order:{order}",
-            idempotency_replay_errors=(ValueError,),
-            **options,
-        )
+        options = {**options, "bind": True, "base": IdempotentTask, "shared": False}
+        rule = {"idempotency_key": "order:{order}", "idempotency_replay_errors": (ValueError,)}
+        return self.app.task(body, name=f"golden.{name}", **rule, **options)
 
     def call(self, name: str, amount: int = 500, **options: Any) -> Any:
         """Calls a task for order 1 in this process, and returns its result."""

@@ -122,16 +122,12 @@ FILES = {
 def run_pytest(directory: Path, *options: str) -> str:
     """Returns the output of pytest in this directory, with its line for each test."""
     elsewhere = "redis://127.0.0.1:1/0"  # no server listens there
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "REDIS_URL": elsewhere}
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *options],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "REDIS_URL": elsewhere},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=100
     )
-    print(done.stdout)
+    print(done.stdout, done.stderr)
     return done.stdout
 
 

@@ -39,14 +39,10 @@ server.stop()
 
 
 def owner_of_a_server(start: str, then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", START.format(start=STARTS[start], then=then)],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
-    )
+    command = [sys.executable, "-c", START.format(start=STARTS[start], then=then)]
+    environment = {**os.environ, "TMPDIR": str(directory)}  # a killed owner leaves files there
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    owner = subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, **streams)
     return owner, int(owner.stdout.readline())
 
 
