@@ -1,4 +1,6 @@
-"""``idempotency_key`` of a call, TASK_ID as a key, and calls without idempotency."""
+"""``idempotency_key`` and ``idempotency_result_ttl`` of a call, TASK_ID as a key, and calls without
+idempotency.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from celery import chain
+from celery.result import AsyncResult
 
 from celery_idempotent import KeyRuleError
 from celery_idempotent.core.store import commands, run_sync
@@ -16,7 +19,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import ITEMS, fan_out
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import flaky, pack, tick, try_later
+from tests.worker.tasks import charge, flaky, pack, tick, try_later
 
 SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 SHOP = {"accept_content": SERIALIZERS}
@@ -179,3 +182,87 @@ def test_child_has_the_key_of_its_own_rule(
 ) -> None:
     publish_parent(shop, order, way, parent)
     check_children(ledger, order, way)
+
+
+# ``idempotency_result_ttl`` of one call.
+TTL = 600
+
+CALLS: dict[str, Callable[[Shop, str], AsyncResult]] = {
+    "apply_async": lambda shop, order: pack.apply_async((order,), idempotency_result_ttl=TTL),
+    "set": lambda shop, order: pack.s(order).set(idempotency_result_ttl=TTL).delay(),
+    "chain": lambda shop, order: chain(
+        charge.si(order), pack.si(order).set(idempotency_result_ttl=TTL)
+    ).delay(),
+    "countdown": lambda shop, order: pack.apply_async(
+        (order,), idempotency_result_ttl=TTL, countdown=0.1
+    ),
+    "send_task": lambda shop, order: shop.app.send_task(
+        "shop.pack", (order,), headers={"idempotency_result_ttl": TTL}
+    ),
+}
+
+
+def retention(task: Any, *args: Any) -> float:
+    """The seconds for which Redis keeps the outcome of a call."""
+    record = eventually(lambda: task.idempotency_record(*args), "the record")
+    return (record.expires_at - record.finished_at).total_seconds()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_is_the_retention_of_the_result(shop: Shop, order: str, call: str) -> None:
+    CALLS[call](shop, order).get(timeout=SOON)
+
+    assert retention(pack, order) == pytest.approx(TTL, abs=1)
+
+
+def test_survives_a_retry(ledger: Ledger, order: str) -> None:
+    result = try_later.apply_async((order, 0), idempotency_result_ttl=TTL)
+    result.get(timeout=SOON)
+
+    assert retention(try_later, order, 0) == pytest.approx(TTL, abs=1)
+
+
+def test_survives_a_requeue(ledger: Ledger, order: str) -> None:
+    failing = ledger.start(flaky, order, 1)
+    duplicate = flaky.apply_async((order,), {"times": 1}, idempotency_result_ttl=TTL)
+    ledger.wait_for_signal(duplicate.id, "conflicted")
+    ledger.release(order)
+
+    assert duplicate.get(timeout=SOON) == "found one"
+    assert failing.state == "FAILURE"
+    assert retention(flaky, order, 1) == pytest.approx(TTL, abs=1)
+
+
+def test_other_calls_keep_the_option_of_the_task(shop: Shop, order: str) -> None:
+    pack.delay(order).get(timeout=SOON)
+
+    assert retention(pack, order) == pytest.approx(86400, abs=1)
+
+
+@pytest.mark.parametrize("value", [0, "soon", -1])
+def test_unusable_one_is_refused_by_the_worker(
+    shop: Shop, ledger: Ledger, order: str, value: object
+) -> None:
+    result = shop.app.send_task("shop.pack", (order,), headers={"idempotency_result_ttl": value})
+
+    with pytest.raises(Exception, match="shop.pack: idempotency_result_ttl must be "):
+        result.get(timeout=SOON)
+    assert ledger.runs(order) == []
+    (received,) = ledger.signals(result.id, "refused")
+    assert received.details["reason"] == "invalid"
+
+
+@pytest.mark.exhaustive
+def test_duplicate_that_met_the_run_gets_an_outcome_that_expires_sooner(
+    ledger: Ledger, order: str
+) -> None:
+    first = ledger.start(pack, order, idempotency_result_ttl=1)
+    duplicate = pack.apply_async((order,), idempotency_result_ttl=1)
+    # It comes back after 1.5 s at least, when the result would have expired.
+    ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+    ledger.release(order)
+
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    assert len(ledger.runs(order)) == 1
+    ledger.wait_for_signal(duplicate.id, "replayed")
+    assert [received.name for received in ledger.signals(duplicate.id)][-1] == "replayed"
