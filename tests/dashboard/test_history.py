@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,7 @@ def test_counts_what_happened_between_two_samples() -> None:
     [({"one": 4}, {"one": 4}, 4), ({}, {"one": 105}, 5)],
     ids=["a restart begins at zero", "no reply once"],
 )
-def test_a_worker_is_counted_once(
-    second: dict[str, int], third: dict[str, int], counted: int
-) -> None:
+def test_a_worker_is_counted_once(second: Any, third: Any, counted: int) -> None:
     history = History()
     for now, workers in enumerate(({"one": 100}, second, third)):
         sample(history, now, **workers)

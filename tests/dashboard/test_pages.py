@@ -181,9 +181,7 @@ class TestSearch:
             assert response.headers["location"] == f"/records/{key.replace(':', '%3A')}"
         assert web.get(response.headers["location"]).status_code == 200
 
-    def test_of_a_duplicate_leads_to_the_record_that_it_met(
-        self, shop: Shop, web: httpx.Client
-    ) -> None:
+    def test_of_a_duplicate_leads_to_the_record_it_met(self, shop: Shop, web: httpx.Client) -> None:
         shop.charge.apply((42, 999), task_id="the-first")
         shop.charge.apply((42, 999), task_id="the-duplicate")
 
@@ -236,9 +234,7 @@ class TestExplain:
             ({"task": "shop.charge", "args": "[1, 2]", "key": "x" * 999}, "No key can be derived"),
         ],
     )
-    def test_says_what_is_wrong(
-        self, web: httpx.Client, call: dict[str, str], message: str
-    ) -> None:
+    def test_says_what_is_wrong(self, web: httpx.Client, call: Any, message: str) -> None:
         page = web.post("/explain", data=call)
 
         assert message in text_of(page)

@@ -174,9 +174,7 @@ class TestForgedMessages:
             assert shop.published() == []
             assert shop.client.keys("root*") == []
 
-    def test_a_message_that_was_replaced_since_the_question(
-        self, shop: Shop, web: httpx.Client
-    ) -> None:
+    def test_a_message_that_was_replaced_meanwhile(self, shop: Shop, web: httpx.Client) -> None:
         key = shop.receive(shop.charge, 42, 13)
         form = fields_of(web.get("/rerun", params={"key": key}))
         self.forge(shop, key, {"args": [42, 1_000_000]})
@@ -248,7 +246,7 @@ class TestEncryptedMessages:
 
 
 @pytest.mark.parametrize("queue", [["celery"], {"celery": 1}, "unknown"])
-def test_a_queue_of_the_result_backend_is_one_of_the_app_s(
+def test_a_queue_of_the_backend_is_one_of_the_app(
     shop: Shop, web: httpx.Client, queue: Any
 ) -> None:
     shop.app.conf.result_extended = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
+from redis import Redis
 
 from tests.conftest import exhaustive_except
 from tests.http.drivers.web_server import (
@@ -58,7 +58,7 @@ def alice(web: WebServer) -> Iterator[httpx.Client]:
 class Shop:
     """A server, and alice, who sends requests with one key; its order counts them."""
 
-    def __init__(self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str) -> None:
+    def __init__(self, web: WebServer, alice: httpx.Client, client: Redis, key: str) -> None:
         self.web, self.alice, self.redis, self.key = web, alice, client, key
 
     def post(self, path: str, key: str | None = "", **headers: str) -> httpx.Response:
@@ -91,7 +91,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(web: WebServer, alice: httpx.Client, client: redis.Redis, key: str) -> Shop:
+def shop(web: WebServer, alice: httpx.Client, client: Redis, key: str) -> Shop:
     return Shop(web, alice, client, key)
 
 
@@ -295,9 +295,7 @@ class TestDisconnect:
             assert shop.web.stops_for_a_disconnect
 
 
-def test_one_of_many_requests_at_once_is_executed(
-    web: WebServer, client: redis.Redis, key: str
-) -> None:
+def test_one_of_many_requests_at_once_is_executed(web: WebServer, client: Redis, key: str) -> None:
     """Every client of two users retries until it has a response."""
     start = threading.Barrier(8)
 

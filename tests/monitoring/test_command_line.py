@@ -24,7 +24,6 @@ from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.operations.cli import listing
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.monitoring.shop import URL_VARIABLE
-from tests.servers.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 LIST = [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency", "list"]
@@ -93,12 +92,10 @@ class TestList:
         assert "cannot be combined" in shop.celery("list", "--watch", "1", "--json", code=2)
 
     @pytest.mark.exhaustive
-    def test_watch_refreshes_a_terminal_until_it_is_interrupted(
-        self, shop: Shop, server: RedisServer
-    ) -> None:
+    def test_watch_refreshes_a_terminal_until_it_is_interrupted(self, shop: Shop) -> None:
         controller, terminal = pty.openpty()
         command = [*LIST, "--watch", "0.1"]
-        env = os.environ | {URL_VARIABLE: server.url, "TERM": "xterm", "COLUMNS": "150"}
+        env = os.environ | {URL_VARIABLE: shop.url, "TERM": "xterm", "COLUMNS": "150"}
         screen = b""
 
         def read_until(text: bytes) -> None:
@@ -134,9 +131,7 @@ class TestList:
         assert "CORRUPT" not in shop.celery("list", "--state", "COMPLETED")
 
     @pytest.mark.parametrize("command", ["scan", "getrange", "pttl", "time"])
-    def test_a_refused_command_is_not_reported_as_a_corrupt_record(
-        self, shop: Shop, command: str
-    ) -> None:
+    def test_a_refused_command_is_not_a_corrupt_record(self, shop: Shop, command: str) -> None:
         shop.charge.apply((1, 999))
 
         with shop.limited(f"-{command}") as limited:
@@ -146,13 +141,11 @@ class TestList:
         assert f"'{command}'" in output
 
     @pytest.mark.exhaustive
-    def test_ends_without_an_error_when_its_pipe_is_closed(
-        self, server: RedisServer, shop: Shop
-    ) -> None:
+    def test_a_closed_pipe_ends_it_without_an_error(self, shop: Shop) -> None:
         copy(shop, 3_000)
         shop.client.config_resetstat()
 
-        command, env = f"{shlex.join(LIST)} | head -2", os.environ | {URL_VARIABLE: server.url}
+        command, env = f"{shlex.join(LIST)} | head -2", os.environ | {URL_VARIABLE: shop.url}
         captured: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
         result = subprocess.run(command, shell=True, cwd=ROOT, env=env, **captured)
 
@@ -191,9 +184,7 @@ class TestShow:
         assert shown["result"] == {"order": 42, "amount": 999}
 
     @pytest.mark.parametrize("name", ["KEY", "pack:KEY"])
-    def test_finds_a_record_whose_task_is_named_like_the_prefix(
-        self, shop: Shop, name: str
-    ) -> None:
+    def test_finds_a_record_whose_task_is_named_as_the_prefix(self, shop: Shop, name: str) -> None:
         def pack(size: int) -> str:
             return "x" * size
 

@@ -92,9 +92,7 @@ class TestByTheArgumentsThatTheRuleReads:
     ],
     ids=["none", "function", "template"],
 )
-def test_a_call_needs_the_arguments_that_its_key_may_read(
-    shop: Shop, rule: Any, missing: str
-) -> None:
+def test_a_call_needs_the_arguments_that_its_key_reads(shop: Shop, rule: Any, missing: str) -> None:
     def ship(express: bool, order: int) -> None: ...
 
     task = shop.add_task(ship, "shop.ship", key=rule)

@@ -31,9 +31,7 @@ class TestForget:
         assert "forgotten" in shop.celery(*command, answer="y\n")
         assert shop.charge.idempotency_record(42, 999) is None
 
-    def test_is_logged_and_sends_a_signal(
-        self, shop: Shop, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_is_logged_and_signalled(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
         shop.charge.apply((42, 999))
         record = shop.charge.idempotency_record(42, 999)
         caplog.set_level("INFO", "celery_idempotent")
@@ -184,9 +182,7 @@ class TestExplain:
             explained = shop.json("explain", "shop.charge", arguments)
             assert explained["prediction"]["case"] == case, arguments
 
-    def test_quotes_the_error_of_a_rule_to_the_user_who_gave_the_arguments(
-        self, shop: Shop
-    ) -> None:
+    def test_quotes_the_error_of_a_rule_to_who_gave_the_arguments(self, shop: Shop) -> None:
         def rule(order: dict[str, str]) -> str:
             return order["tenant"]
 
@@ -285,12 +281,10 @@ def test_health_finds_that_no_worker_replied(shop: Shop) -> None:
 
 class TestKeys:
     @pytest.mark.exhaustive
-    def test_a_snapshot_is_compared_with_other_code(
-        self, shop: Shop, server: RedisServer, tmp_path: Path
-    ) -> None:
+    def test_a_snapshot_is_compared_with_other_code(self, shop: Shop, tmp_path: Path) -> None:
         file = tmp_path / "keys.json"
         celery = [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency"]
-        env = os.environ | {URL_VARIABLE: server.url}
+        env = os.environ | {URL_VARIABLE: shop.url}
         command: dict[str, Any] = {"args": [*celery, "keys"], "cwd": ROOT, "env": env}
         file.write_bytes(subprocess.check_output(**command, timeout=SOON))
 

@@ -123,9 +123,7 @@ class TestOutcomeOf:
         assert (outcome.replayed, outcome.task_id) == (True, "first-id")
 
     @pytest.mark.parametrize("task_id", ["first-id", "other-id"])
-    def test_arguments_in_the_result_backend_lead_to_the_key(
-        self, shop: Shop, task_id: str
-    ) -> None:
+    def test_arguments_in_the_backend_lead_to_the_key(self, shop: Shop, task_id: str) -> None:
         shop.app.conf.update(result_extended=True, task_always_eager=False)
         shop.charge.store_eager_result = True
         shop.charge.apply((42,), {"amount": 999}, task_id="first-id")

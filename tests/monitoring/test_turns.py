@@ -72,7 +72,7 @@ def test_of_a_free_key(app: Celery, client: Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "full", "consequence"),
+    ("name", "full", "end"),
     [
         ("in_turn", False, "it waits until that ends"),
         ("in_turn", True, "it waits until that ends"),
@@ -81,9 +81,7 @@ def test_of_a_free_key(app: Celery, client: Redis) -> None:
         ("published_once", True, "it waits until that ends"),
     ],
 )
-def test_while_one_runs(
-    app: Celery, client: Redis, name: str, full: bool, consequence: str
-) -> None:
+def test_while_one_runs(app: Celery, client: Redis, name: str, full: bool, end: str) -> None:
     feed = Feed(app, client, name)
     feed.turn.first.started()
 
@@ -91,7 +89,7 @@ def test_while_one_runs(
 
     assert prediction.case == "conflict"
     assert prediction.sentence.startswith(f"conflicts with task {FIRST}, which runs on ")
-    assert prediction.sentence.endswith(f": {consequence}")
+    assert prediction.sentence.endswith(f": {end}")
 
 
 def test_in_a_burst(app: Celery, client: Redis) -> None:

@@ -43,9 +43,7 @@ def start(site: Site, *call: Any) -> Any:
     return site.wait_for(*call, state="STARTED")
 
 
-def test_a_lease_counts_down_and_an_end_appears(
-    site: Site, open_page: OpenPage, order: str
-) -> None:
+def test_a_lease_counts_down_and_the_end_shows(site: Site, open_page: OpenPage, order: str) -> None:
     page = open_page(f"/records/{start(site, 'shop.charge', order, 999).key}")
     mark(page)
     countdown = page.locator(".facts .countdown")
@@ -61,9 +59,7 @@ def test_a_lease_counts_down_and_an_end_appears(
     assert is_marked(page)
 
 
-def test_a_dead_execution_and_its_takeover_appear(
-    site: Site, open_page: OpenPage, order: str
-) -> None:
+def test_a_death_and_its_takeover_appear(site: Site, open_page: OpenPage, order: str) -> None:
     record = start(site, "shop.renew", order)
     overview, page = open_page(), open_page(f"/records/{record.key}")
     mark(overview)
@@ -110,9 +106,7 @@ def test_a_connection_that_drops_comes_back(site: Site, open_page: OpenPage, ord
     ports.stop()
 
 
-def test_an_update_keeps_the_focus_and_what_is_folded(
-    site: Site, open_page: OpenPage, order: str
-) -> None:
+def test_an_update_keeps_focus_and_folds(site: Site, open_page: OpenPage, order: str) -> None:
     site.publish("shop.charge", order, 999)
     key = site.wait_for("shop.charge", order, 999).key
     page = open_page(f"/records/{key}")

@@ -103,9 +103,7 @@ def test_hostile_text_stays_text(keys: dict[str, str], open_page: OpenPage) -> N
     assert page.locator("main img, main script").count() == 0
 
 
-def test_everything_works_with_the_keyboard_alone(
-    site: Site, open_page: OpenPage, order: str
-) -> None:
+def test_everything_works_by_keyboard_alone(site: Site, open_page: OpenPage, order: str) -> None:
     site.publish("shop.charge", order, 13)
     key = site.wait_for("shop.charge", order, 13, state="FAILED").key
     page = open_page()
