@@ -7,6 +7,7 @@ import re
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -279,20 +280,14 @@ def test_without_workers_the_pages_say_so(web: httpx.Client) -> None:
     assert web.get("/api/stats").json()["workers_answered"] is False
 
 
-def test_the_first_page_does_not_wait_for_the_workers(
-    shop: Shop, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_page_does_not_wait_for_the_workers(shop: Shop, open_dashboard: Open) -> None:
     shop.begin(shop.charge, 1, 999)
     ask, may_ask = inspect_commands.ask, threading.Event()
 
-    def ask_late(*args: Any) -> Any:
-        may_ask.wait(SOON)
-        return ask(*args)
-
-    monkeypatch.setattr(inspect_commands, "ask", ask_late)
-    web = open_dashboard()
-    page = text_of(web.get("/"))
-    may_ask.set()
+    with patch.object(inspect_commands, "ask", lambda *args: may_ask.wait(SOON) and ask(*args)):
+        web = open_dashboard()
+        page = text_of(web.get("/"))
+        may_ask.set()
 
     for text in ("1 running", "… workers", "Nothing is known yet"):
         assert text in page
@@ -300,22 +295,21 @@ def test_the_first_page_does_not_wait_for_the_workers(
     assert "0 workers" in text_of(web.get("/"))
 
 
-def test_a_record_shows_where_its_body_is(
-    shop: Shop, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_shows_where_its_body_is(shop: Shop, open_dashboard: Open) -> None:
     shop.begin(shop.charge, 1, 999)
     record, stack = shop.charge.idempotency_record(1, 999), ["/shop.py:1 charge", "<b>:2 post"]
     call = {"task": "shop.charge", "key": record.key, "token": record.token}
     worker = inspect_commands.Worker([{**call, "heartbeat": "healthy", "stack": stack}], {}, {})
     replies = inspect_commands.Replies({"one@here": worker})
-    monkeypatch.setattr(inspect_commands, "ask", lambda *_: replies)
-    web = open_dashboard()
-    web.get("/api/workers")  # asks the workers
 
-    page = web.get(f"/records/{record.key}")
+    with patch.object(inspect_commands, "ask", return_value=replies):
+        web = open_dashboard()
+        web.get("/api/workers")  # asks the workers
+        page = web.get(f"/records/{record.key}")
+        assert web.get(f"/api/records/{record.key}").json()["stack"] == stack
+
     assert "Body /shop.py:1 charge <b>:2 post" in text_of(page)
     assert "<b>" not in page.text
-    assert web.get(f"/api/records/{record.key}").json()["stack"] == stack
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -69,18 +70,17 @@ class TestForget:
         assert "Forget 3 records?" in output
         assert [record["state"] for record in list_json(shop)] == ["COMPLETED"]
 
-    def test_keeps_a_record_that_has_changed_meanwhile(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_keeps_a_record_that_has_changed_meanwhile(self, shop: Shop) -> None:
         shop.charge.apply((42, 999))
 
         def run_again(*_: object, **__: object) -> None:
             shop.charge.idempotency_forget(42, 999)
             shop.charge.apply((42, 999))
 
-        monkeypatch.setattr("click.confirm", run_again)
+        with patch("click.confirm", run_again):
+            output = shop.celery("forget", "shop.charge", "[42, 999]", code=1)
 
-        assert "has changed since" in shop.celery("forget", "shop.charge", "[42, 999]", code=1)
+        assert "has changed since" in output
         assert shop.charge.idempotency_record(42, 999) is not None
 
     def test_forgets_an_unreadable_record_by_its_key(self, shop: Shop) -> None:
@@ -340,11 +340,9 @@ def test_an_app_without_tasks_is_reported_in_one_line(shop: Shop) -> None:
     assert "has no idempotent task" in shop.celery("list", code=1)
 
 
-def test_a_missing_library_is_reported_in_one_line(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@patch.dict(sys.modules, humanize=None)
+def test_a_missing_library_is_reported_in_one_line(shop: Shop) -> None:
     shop.charge.apply((1, 999))
-    monkeypatch.setitem(sys.modules, "humanize", None)
 
     assert "pip install 'celery-idempotent[cli]'" in shop.celery("list", code=1)
     assert len(list_json(shop)) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -16,12 +15,6 @@ from tests.servers.redis_server import RedisServer
 
 #: Longest wait of the browser, in milliseconds.
 SOON_MS = 30_000
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={"databases": "2"}) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +32,6 @@ def site(shared_site: Site) -> Iterator[Site]:
     held = shared_site.held
     yield shared_site
     shared_site.release_all(but=held)
-
-
-@pytest.fixture
-def order() -> str:
-    """A unique order."""
-    return uuid4().hex[:8]
 
 
 @pytest.fixture(scope="module")
