@@ -16,11 +16,8 @@ from redis import Redis
 from tests.conftest import exhaustive_except
 from tests.http.drivers.web_server import (
     CHUNK,
-    GTHREAD,
     MAX_BYTES,
-    UVICORN,
-    DjangoServer,
-    DrfServer,
+    SITES,
     WebServer,
     post,
     request_count,
@@ -28,15 +25,6 @@ from tests.http.drivers.web_server import (
 )
 from tests.waiting import eventually
 
-SITES = {
-    "fastapi-uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN, WebServer),
-    "flask-gthread": ("tests.http.sites.flask_site:app", GTHREAD, WebServer),
-    "fastapi-routes-uvicorn": ("tests.http.sites.fastapi_site:routes_app", UVICORN, WebServer),
-    "flask-routes-gthread": ("tests.http.sites.flask_site:routes_app", GTHREAD, WebServer),
-    "drf-gthread": ("tests.http.sites.drf_site:application", GTHREAD, DrfServer),
-    "django-gthread": ("django.core.wsgi:get_wsgi_application()", GTHREAD, DjangoServer),
-    "django-uvicorn": ("django.core.asgi:get_asgi_application()", UVICORN, DjangoServer),
-}
 #: A site of each framework.
 IN_SHORT = ("fastapi-uvicorn", "flask-routes-gthread", "drf-gthread", "django-uvicorn")
 

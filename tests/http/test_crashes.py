@@ -11,27 +11,22 @@ import httpx
 import pytest
 import redis
 
-from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, request_count, serving
+from tests.http.drivers.web_server import LEASE, SITES, WebServer, request_count, serving
 from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
 pytestmark = pytest.mark.exhaustive
 
-SITES = {
-    "uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN),
-    "gthread": ("tests.http.sites.flask_site:app", GTHREAD),
-    "fastapi-routes": ("tests.http.sites.fastapi_site:routes_app", UVICORN),
-    "flask-routes": ("tests.http.sites.flask_site:routes_app", GTHREAD),
-    "drf": ("tests.http.sites.drf_site:application", GTHREAD),
-}
+#: Those whose users send tokens.
+NAMES = [name for name in SITES if not name.startswith("django-")]
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", NAMES)
 def test_after_a_crash_another_process_runs_the_request_when_the_lease_ends(
     site: str, django_environment: dict[str, str], client: redis.Redis, key: str
 ) -> None:
     body = {"order": key}
-    app, server = SITES[site]
+    app, server, _ = SITES[site]
     with (
         serving(app, server, **django_environment) as first,
         serving(app, server, **django_environment) as second,
@@ -66,11 +61,11 @@ def store() -> Iterator[RedisServer]:
         yield store
 
 
-@pytest.fixture(scope="module", params=SITES)
+@pytest.fixture(scope="module", params=NAMES)
 def web(
     request: pytest.FixtureRequest, store: RedisServer, django_environment: dict[str, str]
 ) -> Iterator[WebServer]:
-    app, kind = SITES[request.param]
+    app, kind, _ = SITES[request.param]
     with serving(app, kind, **{**django_environment, "STORE_URL": store.url}) as web:
         yield web
     if not store.running:

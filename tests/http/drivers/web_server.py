@@ -129,6 +129,18 @@ class DjangoServer(DrfServer):
         return client
 
 
+#: App, server and class of the sites; with django- those whose users log in with a form.
+SITES = {
+    "fastapi-uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN, WebServer),
+    "flask-gthread": ("tests.http.sites.flask_site:app", GTHREAD, WebServer),
+    "fastapi-routes-uvicorn": ("tests.http.sites.fastapi_site:routes_app", UVICORN, WebServer),
+    "flask-routes-gthread": ("tests.http.sites.flask_site:routes_app", GTHREAD, WebServer),
+    "drf-gthread": ("tests.http.sites.drf_site:application", GTHREAD, DrfServer),
+    "django-gthread": ("django.core.wsgi:get_wsgi_application()", GTHREAD, DjangoServer),
+    "django-uvicorn": ("django.core.asgi:get_asgi_application()", UVICORN, DjangoServer),
+}
+
+
 def post(
     client: httpx.Client, path: str, key: str | None, body: Any, **headers: str
 ) -> httpx.Response:
