@@ -28,7 +28,7 @@ from tests.apps import close
 from tests.dashboard.conftest import fields_of, serving
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
-from tests.http.drivers.web_server import request_count
+from tests.http.drivers.web_server import CHUNK, request_count
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
@@ -114,6 +114,12 @@ class TestViews:
     @pytest.mark.parametrize("size", [10, 200_000])
     def test_a_request_without_a_key_has_no_limit(self, alice: Any, key: str, size: int) -> None:
         assert post(alice, "/payments", None, key + "x" * size).status_code == 201
+
+    def test_a_streaming_response_is_not_held_back(self, alice: Any, key: str) -> None:
+        first, again = (post(alice, "/chunks/3", key, key) for _ in range(2))
+
+        assert first.getvalue() == 3 * CHUNK
+        assert (again.status_code, b"response-not-stored" in again.content) == (409, True)
 
     def test_a_response_without_a_content_type_is_replayed_without(self, key: str) -> None:
         def view(request: Any) -> Any:
