@@ -9,9 +9,9 @@ check. `VERSION` is part of every digest in case they must change.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -62,9 +62,13 @@ def canonical(value: Any) -> bytes:
 
 
 def has_canonical_bytes(kind: type) -> bool:
-    """Returns whether values of this type can be encoded, judging by the type alone."""
-    known = kind in _ENCODERS or issubclass(kind, Enum) or dataclasses.is_dataclass(kind)
-    return known or any(issubclass(kind, base) for base, _ in _ENCODERS_OF_BASES)
+    """Returns whether values of this type can be encoded, judging by the type alone.
+
+    A type that others inherit from, such as ``object``, may stand for one of them.
+    """
+    inherits = issubclass(kind, (Enum, *(base for base, _ in _ENCODERS_OF_BASES)))
+    may_be = kind is Any or any(issubclass(each, kind) for each in _ENCODERS)
+    return inherits or may_be or is_dataclass(kind)
 
 
 class Budget:
@@ -102,7 +106,7 @@ def _encoder_of(value: Any) -> Callable[[Any, Budget], bytes]:
     for base, encode in _ENCODERS_OF_BASES:
         if isinstance(value, base):
             return encode
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type):
         return _dataclass
     raise NotCanonicalError(f"has no canonical form (type {type(value).__qualname__})")
 
@@ -175,8 +179,8 @@ def _enum(value: Enum, budget: Budget) -> bytes:
 
 
 def _dataclass(value: Any, budget: Budget) -> bytes:
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return b"C%b%b" % (_text(type(value).__qualname__, budget), _mapping(fields, budget))
+    members = {field.name: getattr(value, field.name) for field in fields(value)}
+    return b"C%b%b" % (_text(type(value).__qualname__, budget), _mapping(members, budget))
 
 
 def _timedelta(value: timedelta, _: Budget) -> bytes:

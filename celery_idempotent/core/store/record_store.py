@@ -138,11 +138,10 @@ class RecordStore:
     def _call(self, command: Command, deadline: Deadline | None = None) -> list[Any]:
         """Returns the command for Redis."""
         script, key, kinds, arguments, result_name = command
-        call: list[Any] = ["EVALSHA", script.sha, len(kinds) + bool(result_name)]
-        call += [_NAMES[kind](self.config, key) for kind in kinds]
+        names: list[str | bytes] = [_NAMES[kind](self.config, key) for kind in kinds]
         if result_name:
-            call.append(result_name)
-        call += arguments
+            names.append(result_name)
+        call = ["EVALSHA", script.sha, len(names), *names, *arguments]
         if LATE in script.replies:
             call[call.index(DEADLINE)] = deadline
         return call

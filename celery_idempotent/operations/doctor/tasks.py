@@ -54,7 +54,7 @@ def check(app: Celery) -> Iterator[Finding]:
 
 
 def check_start_method() -> Iterator[Finding]:
-    """Yields a finding for a start method of processes with which Celery's pool stalls."""
+    """Yields a finding for a start method of processes with which Celery's pool works badly."""
     # The processes name their pipes by numbers, which only forked and spawned ones share.
     yield from applying(
         "worker",
@@ -62,7 +62,7 @@ def check_start_method() -> Iterator[Finding]:
             "start-method", Severity.ERROR,
             "billiard starts the processes of the pool by 'forkserver'",
             "worker_pool_start_method = 'spawn' (Celery 5.7 and later), or no set_start_method()",
-            "Celery's prefork pool gives a process one message, and no more: the worker stalls"),
+            "Celery's prefork pool gives a process one message, and no more: other messages wait"),
     )  # fmt: skip
 
 

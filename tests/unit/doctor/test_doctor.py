@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -266,6 +267,7 @@ class Basket:
 
 
 def by_hint(basket: Basket) -> None: ...
+def of_any(a: Any, b: object, c: Sequence, d: Iterable = ()) -> None: ...  # type: ignore[type-arg]
 def by_default(basket: Basket | None = Basket()) -> None: ...  # noqa: B008
 def with_a_key(order_id: int, idempotency_key: str = "") -> None: ...
 
@@ -304,7 +306,8 @@ class TestTasks:
     @pytest.mark.parametrize(
         "options",
         [
-            *({}, LABEL, ENCRYPTED, {"function": by_hint, "idempotency_key": TASK_ID}),
+            *({}, LABEL, ENCRYPTED, {"function": of_any}),
+            {"function": by_hint, "idempotency_key": TASK_ID},
             {"function": by_hint, "idempotency_key": lambda basket: "one"},
         ],
     )
