@@ -25,9 +25,7 @@ SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 SHOP = {"accept_content": SERIALIZERS}
 
 
-def test_key_of_a_signature_and_in_a_header_of_send_task(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_key_of_a_signature_and_in_a_header_of_send_task(shop: Shop, order: str) -> None:
     key = f"request {order}"
     signature = pack.s(order).set(idempotency_key=key)
     by_name = shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": key})
@@ -38,7 +36,7 @@ def test_key_of_a_signature_and_in_a_header_of_send_task(
     assert signature.clone().apply_async().get(timeout=SOON) == first
     duplicate = pack.apply_async((order,), idempotency_key=key)
     assert duplicate.get(timeout=SOON) == first
-    assert len(ledger.runs(order)) == 1
+    assert len(shop.ledger.runs(order)) == 1
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
@@ -86,9 +84,7 @@ def test_the_key_is_the_same_whatever_the_message_is_encoded_with(
     assert len(ledger.runs(order)) == 1
 
 
-def test_a_call_may_be_without_idempotency_and_its_signals(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_a_call_may_be_without_idempotency_and_its_signals(shop: Shop, order: str) -> None:
     """``idempotency_key=False``; `test_handlers` has whole tasks without it."""
     pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
     assert pack.idempotency_record(order) is None
@@ -98,8 +94,8 @@ def test_a_call_may_be_without_idempotency_and_its_signals(
     failing = flaky.apply_async((f"failing {order}",), idempotency_key=False)
     failing.get(timeout=SOON, propagate=False)
 
-    assert [run.protected for run in ledger.runs(order)] == [False, True, False]
-    assert ledger.signals(failing.id) == []
+    assert [run.protected for run in shop.ledger.runs(order)] == [False, True, False]
+    assert shop.ledger.signals(failing.id) == []
 
 
 SCHEDULE = {"every half second": {"task": "shop.tick", "schedule": 0.5, "args": ["beaten"]}}
@@ -177,11 +173,9 @@ PARENTS = (
         *((parent, way) for parent in ("retried, own key", "disabled") for way in WAYS[2:]),
     ],
 )
-def test_child_has_the_key_of_its_own_rule(
-    shop: Shop, ledger: Ledger, order: str, parent: str, way: str
-) -> None:
+def test_child_has_the_key_of_its_own_rule(shop: Shop, order: str, parent: str, way: str) -> None:
     publish_parent(shop, order, way, parent)
-    check_children(ledger, order, way)
+    check_children(shop.ledger, order, way)
 
 
 # ``idempotency_result_ttl`` of one call.
@@ -240,15 +234,13 @@ def test_other_calls_keep_the_option_of_the_task(shop: Shop, order: str) -> None
 
 
 @pytest.mark.parametrize("value", [0, "soon", -1])
-def test_unusable_one_is_refused_by_the_worker(
-    shop: Shop, ledger: Ledger, order: str, value: object
-) -> None:
+def test_unusable_one_is_refused_by_the_worker(shop: Shop, order: str, value: object) -> None:
     result = shop.app.send_task("shop.pack", (order,), headers={"idempotency_result_ttl": value})
 
     with pytest.raises(Exception, match="shop.pack: idempotency_result_ttl must be "):
         result.get(timeout=SOON)
-    assert ledger.runs(order) == []
-    (received,) = ledger.signals(result.id, "refused")
+    assert shop.ledger.runs(order) == []
+    (received,) = shop.ledger.signals(result.id, "refused")
     assert received.details["reason"] == "invalid"
 
 

@@ -61,9 +61,7 @@ def damaged(shop: Shop, task: Any, damage: str, *args: Any) -> str:
 
 
 @damages
-def test_task_fails_until_the_key_is_forgotten(
-    shop: Shop, ledger: Ledger, order: str, damage: str
-) -> None:
+def test_task_fails_until_the_key_is_forgotten(shop: Shop, order: str, damage: str) -> None:
     name = damaged(shop, pack, damage, order)
     before = shop.redis.dump(name)
 
@@ -75,13 +73,13 @@ def test_task_fails_until_the_key_is_forgotten(
         with pytest.raises(CorruptRecordError, match="forget the key to start afresh"):
             pack.idempotency_record(order)
     assert len(str(caught.value)) < 250
-    assert ledger.runs(order) == []
+    assert shop.ledger.runs(order) == []
     assert shop.redis.dump(name) == before, "the damaged record is kept"
     shop.wait_until_empty()
 
     assert pack.idempotency_forget(order) is True
     assert pack.delay(order).get(timeout=SOON)["receipt"]
-    assert len(ledger.runs(order)) == 1
+    assert len(shop.ledger.runs(order)) == 1
 
 
 @damages

@@ -37,9 +37,7 @@ def test_twenty_duplicates_of_a_running_call_cause_no_execution(shop: Shop, orde
     check_duplicates(shop, pack, order, 20)
 
 
-def test_args_kwargs_and_send_task_have_the_same_key(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_args_kwargs_and_send_task_have_the_same_key(shop: Shop, order: str) -> None:
     receipt = pack.delay(order, 7).get(timeout=SOON)
 
     others = [
@@ -50,7 +48,7 @@ def test_args_kwargs_and_send_task_have_the_same_key(
     ]
 
     assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
-    assert len(ledger.runs(order)) == 1
+    assert len(shop.ledger.runs(order)) == 1
 
 
 @pytest.mark.parametrize("value", [None, 0, "", [], False, JSON_VALUES], ids=repr)
@@ -88,13 +86,11 @@ def test_if_no_value_is_stored_a_duplicate_gets_an_error_and_does_not_run(
 
 # The id that Flower and Sentry show leads to the record, by one read in Redis.
 @pytest.mark.parametrize("task", [pack, silent])
-def test_task_id_of_a_replay_leads_to_the_record(
-    ledger: Ledger, shop: Shop, order: str, task: Any
-) -> None:
+def test_task_id_of_a_replay_leads_to_the_record(shop: Shop, order: str, task: Any) -> None:
     first = task.delay(order)
-    ledger.wait_for_signal(first.id, "completed")
+    shop.ledger.wait_for_signal(first.id, "completed")
     duplicate = task.delay(order)
-    ledger.wait_for_signal(duplicate.id, "replayed")
+    shop.ledger.wait_for_signal(duplicate.id, "replayed")
 
     record = task.idempotency_record(order)
     store = task.idempotency_configuration.executor.store

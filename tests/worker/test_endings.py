@@ -134,14 +134,12 @@ class TestFalseAlarms:
         eventually(lambda: len(ledger.runs(order)) > 1, "it runs again")
 
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGQUIT"])
-    def test_revoked_and_terminated(
-        self, shop: Shop, ledger: Ledger, order: str, signal: str
-    ) -> None:
-        result = ledger.start(pack, order)
-        child = ledger.wait_for_run(order).pid
+    def test_revoked_and_terminated(self, shop: Shop, order: str, signal: str) -> None:
+        result = shop.ledger.start(pack, order)
+        child = shop.ledger.wait_for_run(order).pid
         result.revoke(terminate=True, signal=signal)
         wait_for_death(child)
-        ledger.release(order)
+        shop.ledger.release(order)
 
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert_no_alarm(shop, result.id)

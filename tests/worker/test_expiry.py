@@ -63,22 +63,20 @@ def wait_for_expiry(seconds: float) -> None:
 @pytest.mark.parametrize(
     "task", exhaustive_except([try_later, try_later_in_turn, try_later_in_a_burst], try_later)
 )
-def test_copy_that_expires_leaves_the_retry_alone(
-    shop: Shop, ledger: Ledger, order: str, task: Any
-) -> None:
+def test_copy_that_expires_leaves_the_retry_alone(shop: Shop, order: str, task: Any) -> None:
     options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # replies have spaces, too
     result, message = publish(shop, task, order, 6.0, 60.0, **options)
-    ledger.wait_for_signal(result.id, "released")
+    shop.ledger.wait_for_signal(result.id, "released")
     wait_for_expiry(EXPIRES)
 
     shop.redis.lpush("celery", message)
 
-    ledger.wait_for_signal(result.id, "conflicted")
+    shop.ledger.wait_for_signal(result.id, "conflicted")
     assert result.state == "RETRY"
     assert result.get(timeout=SOON)
     shop.wait_until_empty()
     assert shop.app.AsyncResult(result.id).state == "SUCCESS"
-    assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
 
 
 @pytest.mark.core

@@ -161,16 +161,14 @@ def reuse(ledger: Ledger, order: str) -> Any:
         (reuse, KeyReusedError),
     ],
 )
-def test_no_handlers_for_a_duplicate(
-    shop: Shop, ledger: Ledger, order: str, meet: Any, error: Any
-) -> None:
-    duplicate = meet(ledger, order)
-    ledger.release(order)
+def test_no_handlers_for_a_duplicate(shop: Shop, order: str, meet: Any, error: Any) -> None:
+    duplicate = meet(shop.ledger, order)
+    shop.ledger.release(order)
 
     end = duplicate.get(timeout=SOON, propagate=False)
     assert end == order if error is None else isinstance(end, error)
     shop.wait_until_empty()
-    assert handlers(ledger, order, duplicate.id) == []
+    assert handlers(shop.ledger, order, duplicate.id) == []
 
 
 @pytest.mark.core

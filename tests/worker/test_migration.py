@@ -185,9 +185,7 @@ def test_a_copy_of_the_running_message_is_put_back_in_spite_of_its_lock(
     assert len(ledger.runs(order)) == 1
 
 
-def test_a_retry_is_published_in_spite_of_its_lock(
-    shop: Shop, library: str, ledger: Ledger, order: str
-) -> None:
+def test_a_retry_is_published_in_spite_of_its_lock(shop: Shop, library: str, order: str) -> None:
     task = shop.app.tasks[f"shop.{library}_retry"]
     assert task.delay(order, 0).get(SOON) == "retried"
-    assert len(ledger.runs(order)) == 2
+    assert len(shop.ledger.runs(order)) == 2

@@ -198,9 +198,7 @@ def test_expired_message_releases_the_key(
     assert next_call.get(timeout=SOON)["receipt"]
 
 
-def test_message_published_after_its_expiry_reserves_no_key(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_message_published_after_its_expiry_reserves_no_key(shop: Shop, order: str) -> None:
     pack.apply_async((order,), expires=-1)
 
     assert pack.idempotency_record(order) is None
@@ -215,9 +213,7 @@ def test_message_published_after_its_expiry_reserves_no_key(
         pytest.param("on its way", marks=pytest.mark.exhaustive),
     ],
 )
-def test_revoked_message_releases_the_key(
-    shop: Shop, ledger: Ledger, order: str, place: str
-) -> None:
+def test_revoked_message_releases_the_key(shop: Shop, order: str, place: str) -> None:
     countdown = 600 if place == "in a worker" else None
     queue = "celery" if countdown else f"late {order}"
     revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
@@ -229,7 +225,7 @@ def test_revoked_message_releases_the_key(
 
     assert next_call.id != revoked.id
     assert next_call.get(timeout=SOON)["receipt"]
-    assert len(ledger.runs(order)) == 1
+    assert len(shop.ledger.runs(order)) == 1
 
 
 def test_call_with_a_link_is_published(ledger: Ledger, order: str) -> None:

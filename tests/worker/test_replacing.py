@@ -331,17 +331,15 @@ def test_an_error_of_a_replacement_that_ends_the_key(ledger: Ledger, order: str)
     assert len(ledger.runs(order)) == 1
 
 
-def test_an_earlier_end_of_the_task_id_is_not_taken_for_its_error(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_an_earlier_end_of_the_task_id_is_not_taken_for_its_error(shop: Shop, order: str) -> None:
     shop.app.backend.mark_as_failure(order, OutOfStockError(order, 0))
-    ledger.hold(f"stumble of {order}")
+    shop.ledger.hold(f"stumble of {order}")
     handing_on.apply_async((order,), task_id=order)
-    ledger.wait_for_signal(order, "completed")
-    during = ledger.duplicate(handing_on, order)
+    shop.ledger.wait_for_signal(order, "completed")
+    during = shop.ledger.duplicate(handing_on, order)
 
-    assert len(ledger.runs(order)) == 1
-    ledger.release(f"stumble of {order}")
+    assert len(shop.ledger.runs(order)) == 1
+    shop.ledger.release(f"stumble of {order}")
     assert during.get(timeout=SOON) == "done"
 
 

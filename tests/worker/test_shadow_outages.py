@@ -59,19 +59,17 @@ OUTAGES = {"refused": lambda proxy: proxy.refuse(), "silent": lambda proxy: prox
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-def test_calls_run_and_are_not_counted(
-    shop: Shop, ledger: Ledger, proxy: Proxy, order: str, outage: str
-) -> None:
+def test_calls_run_and_are_not_counted(shop: Shop, proxy: Proxy, order: str, outage: str) -> None:
     shop.workers[0].new_logs()
     OUTAGES[outage](proxy)
     results = [pack.delay(f"{order}-{number}") for number in range(10)]
     started_at = time.monotonic()
     for number, result in enumerate(results):
         assert result.get(timeout=SOON)["receipt"]
-        assert len(ledger.runs(f"{order}-{number}")) == 1
+        assert len(shop.ledger.runs(f"{order}-{number}")) == 1
     assert time.monotonic() - started_at < AT_ONCE
 
-    received = [received for result in results for received in ledger.signals(result.id)]
+    received = [received for result in results for received in shop.ledger.signals(result.id)]
     assert [one.name for one in received] == ["store_unavailable"] * 10
     assert {one.details["policy"] for one in received} == {"shadow"}
     # Two processes, or two threads that send at the same time: the others do not wait for Redis.
