@@ -74,8 +74,11 @@ def waits(shop: Shop, task: Any, order: str) -> list[dict[str, Any]]:
 
 
 def inspect(shop: Shop) -> Any:
-    """Returns Celery's `Inspect`, which waits for the replies of the workers that run."""
-    return shop.app.control.inspect(timeout=SOON, limit=shop.running)
+    """Returns Celery's `Inspect`, which waits for the replies of the workers that run.
+
+    A worker that has just started may miss a request; another one follows soon.
+    """
+    return shop.app.control.inspect(timeout=3, limit=shop.running)
 
 
 @contextmanager
