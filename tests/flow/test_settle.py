@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -216,6 +217,23 @@ class TestTheStoreIsAway:
 
         assert len(large.delay("1").get()) == 2_000_000
         assert sent_signals == ["begun", "outcome_unsaved"]
+
+    def test_a_key_is_given_back_once_redis_replies(
+        self, task: Make, own_server: RedisServer
+    ) -> None:
+        """The error of a living process counts as no death, even for ``max_attempts=1``."""
+
+        def body(self: IdempotentTask, order: str) -> None:
+            own_server.pause()
+            Timer(1.5, own_server.resume).start()
+            raise ValueError(order)
+
+        failing = task(body, redis_url=own_server.url, redis_timeout=0.5, max_attempts=1, lease=10)
+
+        for _ in range(2):
+            with pytest.raises(ValueError, match="1"):
+                failing.delay("1")
+            assert failing.idempotency_record("1") is None
 
     @pytest.mark.parametrize("error", [SoftTimeLimitExceeded, SystemExit])
     def test_an_interruption_meanwhile_loses_no_result(

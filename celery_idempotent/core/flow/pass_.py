@@ -255,14 +255,15 @@ class Pass:
     async def release(self, settlement: Release = FREE) -> Reply:
         """Gives the key back.
 
+        After an error of the body, it repeats as :meth:`write`: a key that stays held would count
+        as a death.
+
         Raises:
-            IdempotencyError: if Redis is unavailable (the lease will expire) or the record corrupt.
+            StoreUnavailableError: if Redis stays unavailable; the lease will expire.
         """
-        reply = Reply("ok", b"", 0)
+        self._writes_once |= not isinstance(settlement.error, Exception)
         try:
-            if self.lease is not None:
-                command = release_command(self, self.lease.token, settlement)
-                reply = await self.runtime.execute(command)
+            reply = await self.write(release_command(self, self.token, settlement))
         except IdempotencyError:
             self.settled = True
             raise

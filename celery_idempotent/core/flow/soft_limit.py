@@ -3,8 +3,8 @@
 Celery's prefork pool raises SoftTimeLimitExceeded in a handler of SIGUSR1: in the main thread,
 between any two bytecodes. It could interrupt a begin, whose reply would be lost, or the storing of
 a result. Therefore the flow wraps the installed handler. The wrapper always calls the handler at
-once, and keeps an error that it raises outside the body: before the body, until its first line;
-after the body, or without one, the error is dropped.
+once, and keeps an error that it raises outside the body. If that was before the body, it is raised
+in place of the body; after the body, or without one, it is dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SoftLimit:
             _current.set(self._outer)
 
     def begin_body(self) -> None:
-        """Begins the body with the kept error, if there is one."""
+        """Begins the body; raises the kept error, if there is one."""
         self.in_body = True
         error, self.error = self.error, None
         if error is not None:

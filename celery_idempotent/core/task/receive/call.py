@@ -224,6 +224,8 @@ class TaskCall:
         A retry reserves the key for its task id. An error for all duplicates is stored. Any other
         releases the key.
         """
+        # Also if a soft time limit was raised in place of the body.
+        self.request.idempotency_without_body = False
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
                 return replace(self.rescheduled, outcome=outcome)
