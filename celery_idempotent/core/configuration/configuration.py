@@ -135,7 +135,7 @@ class TaskConfiguration:
         return key.of_message(task_id) if self.settings.runs_again else key
 
     def tail_of(self, args: Any, kwargs: Any) -> Tail:
-        """Returns the tail of the records of a call."""
+        """Returns the tail of the record of a call, or of its reservation."""
         return Tail(label=self.label.of(args, kwargs) if self.label else "")
 
     def execute(self, command: commands.Command) -> Reply:
