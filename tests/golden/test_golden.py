@@ -69,7 +69,7 @@ def write_missing_states() -> None:
                 kept = case.leave(shop)
                 written[name] = {"kept": kept, **shop.take()}
                 shop.close()
-    file.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n", "utf-8")
+    file.write_text(json.dumps(dict(sorted(written.items())), indent=1) + "\n", "utf-8")
     print(f"{file} has {len(written)} cases")
 
 
