@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from billiard.pool import soft_timeout_sighandler
@@ -289,15 +290,21 @@ class TestCelerysOwnLines:
 
         return publish
 
-    def test_before_the_executor_it_is_raised_at_the_first_line_of_the_body(
+    def test_before_the_executor_it_is_raised_in_place_of_the_body(
         self, task: Make, broker_app: Celery, message_of: Any
     ) -> None:
-        story = Story(task, broker_app)
-        story.task.track_started = True
+        failures: list[Any] = []
 
-        end = story.deliveries.deliver(message_of(story, "store_result"))
+        def on_failure(_: IdempotentTask, error: Exception, *__: Any) -> None:
+            failures.append(error)
+
+        with patch.object(IdempotentTask, "on_failure", on_failure):
+            story = Story(task, broker_app)
+            story.task.track_started = True
+            end = story.deliveries.deliver(message_of(story, "store_result"))
 
         assert isinstance(end.error, SoftTimeLimitExceeded)
+        assert failures == [end.error], "as in plain Celery"
         assert (story.runs, story.record) == ([], None)
 
     def test_after_the_executor_the_outcome_stays(
