@@ -16,7 +16,7 @@ from tests.worker.tasks import REPLACE, pack, replacing, replacing_in_bursts
 TASKS = [replacing, replacing_in_bursts]
 
 
-SHOP = {"idempotency_lease": 2.0, "task_annotations": REPLACE, **COPIED_MESSAGES}
+SHOP = {"idempotency_lease": 6.0, "task_annotations": REPLACE, **COPIED_MESSAGES}
 
 
 def start(shop: Shop, order: str, call: Any) -> Any:
