@@ -407,7 +407,7 @@ async def _release(call: Pass, settlement: Release) -> End:
     call.stop_renewal()
     try:
         reply = await call.release(settlement)
-    except (StoreUnavailableError, CorruptRecordError) as failure:
+    except StoreUnavailableError as failure:
         call.report(table.NOT_RELEASED, error=failure)
         return Answer(outcome)
     if reply.case == "ok":
@@ -432,7 +432,7 @@ async def _abort(call: Pass, outcome: Outcome) -> End:
     call.end_extensions()
     try:
         reply = await call.release()
-    except (StoreUnavailableError, CorruptRecordError):
+    except StoreUnavailableError:
         return _put_back_lost(call)
     if reply.case == "ok":
         return _put_back_lost(call)

@@ -248,9 +248,9 @@ class KeyRule:
                     value = rule(*args, **kwargs)
                 except Exception as error:
                     # Its message may quote an argument.
-                    text = f"raised {type(error).__name__}; it must return a key for every call"
                     raise KeyRuleError(
-                        f"{self.task}: {KEY_OPTION} {text} that does not pass its own"
+                        f"{self.task}: {KEY_OPTION} raised {type(error).__name__}; it must return "
+                        "a key for every call that does not pass its own"
                     ) from error
                 return b"key" + self._encode_value(value, f"the value returned by {KEY_OPTION}")
 
