@@ -27,7 +27,7 @@ from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES, put_back_delay
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.flow import execute
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.flow.values import Answer, Drop, Failure, PutBack, Reject, Result
 from celery_idempotent.core.record import Record, State, layout
@@ -156,16 +156,16 @@ class IdempotentConsumer(ConsumerMixin):
         """Executes a delivery; its message is then acknowledged, delayed or dead-lettered."""
         body, message = delivery.body, delivery.message
         try:
-            call = delivery.call = delivery.call or self._call(body, message)
+            data = delivery.data = delivery.data or self._data_of(body, message)
         except errors.IdempotencyError as reason:
             self._dead_letter(message, str(reason))
             return
-        host = _MessageHost(call, partial(self._handler, body, message), self._idem.app)
+        host = _MessageHost(data, partial(self._handler, body, message), self._idem.app)
         executor = self._idem.executor
         try:
             extensions = extensions_of_direct_call(self._settings)
-            active = Pass(call, host, executor.runtime, executor.codec, extensions)
-            end = run_flow(partial(execute, active))
+            call = Call(data, host, executor.runtime, executor.codec, extensions)
+            end = run_flow(partial(execute, call))
         except Exception as error:
             end = Answer(Failure(error))
         if isinstance(end, PutBack):
@@ -185,7 +185,7 @@ class IdempotentConsumer(ConsumerMixin):
         else:
             self._handle_failure(delivery, end.outcome.error, final=False)
 
-    def _call(self, body: Any, message: Message) -> Call:
+    def _data_of(self, body: Any, message: Message) -> CallData:
         try:
             value = self._key(body, message)
         except errors.KeyRuleError:
@@ -203,8 +203,8 @@ class IdempotentConsumer(ConsumerMixin):
         return direct_call(self._idem, key, self._settings, task_id=task_id)
 
     def _delay(self, delivery: _Delivery, seconds: float, **changes: Any) -> None:
-        number = delivery.call.put_back_count + 1
-        delivery.call = delivery.call._replace(put_back_count=number, **changes)
+        number = delivery.data.put_back_count + 1
+        delivery.data = delivery.data._replace(put_back_count=number, **changes)
         self._timer.call_after(seconds, self._handle, [delivery])
 
     def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
@@ -251,8 +251,8 @@ class _Delivery:
 
     body: Any
     message: Message
-    #: A `Call`, made when it is first handled; changed for each retry.
-    call: Any = None
+    #: A `CallData`, made when it is first handled; changed for each retry.
+    data: Any = None
     failures: int = 0
 
 

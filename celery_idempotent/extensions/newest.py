@@ -20,8 +20,8 @@ from kombu.serialization import prepare_accept_content
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.values import (
     AGAIN,
     GRANTED,
@@ -50,7 +50,7 @@ TAKES_PLACE = b"="
 class Newest(Extension):
     """Runs the body with the newest arguments, or ends a message that a newer one answers for."""
 
-    def __init__(self, call: Pass) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__(call)
         if call.settings.takes_newest and call.key.fingerprint:
             call.replaces = commands.REPLACES_DEAD

@@ -26,7 +26,7 @@ from kombu import serialization
 
 from celery_idempotent.core.events.report import About, report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.record import OUTBOX, Payload
 from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.publish import put_back
@@ -50,7 +50,7 @@ MESSAGE_DROPPED = Event(
 _APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
 
 
-def claim_of(call: Pass) -> Claim:
+def claim_of(call: Call) -> Claim:
     """Returns the claim of the row of the key, for the execution of `call`."""
     prefix = call.runtime.store.config.prefix
     attempt = call.execution.attempt if call.execution is not None else 0
@@ -64,7 +64,7 @@ def claim_of(call: Pass) -> Claim:
     )
 
 
-async def begin_at_row(call: Pass, transaction: Transaction, claim: Claim) -> Row | None:
+async def begin_at_row(call: Call, transaction: Transaction, claim: Claim) -> Row | None:
     """Begins `transaction`, after publishing the messages that an earlier one left in the row.
 
     Returns:
@@ -82,7 +82,7 @@ async def begin_at_row(call: Pass, transaction: Transaction, claim: Claim) -> Ro
 
 
 async def commit_with_outbox(
-    call: Pass,
+    call: Call,
     transaction: Transaction,
     claim: Claim,
     outcome: OutcomeValues,
@@ -109,7 +109,7 @@ async def commit_with_outbox(
     return row, refusal
 
 
-async def publish_found(call: Pass, database: Database, row: Row) -> Row:
+async def publish_found(call: Call, database: Database, row: Row) -> Row:
     """Publishes the messages that another execution left in `row`; returns the row without them.
 
     Raises:
@@ -122,7 +122,7 @@ async def publish_found(call: Pass, database: Database, row: Row) -> Row:
     return row._replace(outbox=None)
 
 
-async def outbox_of(call: Pass, functions: Sequence[Callable[[], Any]]) -> bytes | None:
+async def outbox_of(call: Call, functions: Sequence[Callable[[], Any]]) -> bytes | None:
     """Returns the outbox of the messages that `functions` publish; None if there are none.
 
     Raises:
@@ -144,7 +144,7 @@ async def outbox_of(call: Pass, functions: Sequence[Callable[[], Any]]) -> bytes
 
 
 async def publish_outbox(
-    call: Pass, database: Database, row: Row | Claim, outbox: bytes
+    call: Call, database: Database, row: Row | Claim, outbox: bytes
 ) -> Exception | None:
     """Publishes the messages that are committed in `row`, and removes them from it.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.store import commands
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
@@ -20,7 +20,7 @@ from celery_idempotent.settings import Settings
 class Replace(Extension):
     """Takes the key from a running call."""
 
-    def __init__(self, call: Pass) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__(call)
         call.replaces = commands.REPLACES
 

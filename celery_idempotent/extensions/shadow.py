@@ -18,12 +18,12 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.pass_ import (
-    Pass,
+from celery_idempotent.core.flow.call import (
+    Call,
     begin_command,
     release_command,
 )
+from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.values import (
     Answer,
     Complete,
@@ -124,7 +124,7 @@ class Shadow(Extension):
         return Answer(outcome)
 
 
-async def _begin(call: Pass) -> Lease | None:
+async def _begin(call: Call) -> Lease | None:
     """Counts the decision about the call. Returns its lease if it holds the key."""
     store = call.runtime.store
     try:
@@ -158,7 +158,7 @@ async def _begin(call: Pass) -> Lease | None:
     return None
 
 
-async def _decide(call: Pass) -> Reply:
+async def _decide(call: Call) -> Reply:
     """Returns the reply to the begin of `call`."""
     reply = await call.runtime.execute(begin_command(call))
     if reply.case == "reused" and call.data.generation:
@@ -170,7 +170,7 @@ async def _decide(call: Pass) -> Reply:
     return reply
 
 
-def _count_duplicate(call: Pass, case: str, record: Record) -> None:
+def _count_duplicate(call: Call, case: str, record: Record) -> None:
     """Counts a call that would not have run."""
     if case == "reused":
         report_refused(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
@@ -187,7 +187,7 @@ def _count_duplicate(call: Pass, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-async def _end(call: Pass, held: Lease | None, outcome: Outcome) -> None:
+async def _end(call: Call, held: Lease | None, outcome: Outcome) -> None:
     """Records that the execution has ended, if it holds the key. Does not retry."""
     if held is None:
         return
@@ -200,7 +200,7 @@ async def _end(call: Pass, held: Lease | None, outcome: Outcome) -> None:
         report(END_UNCOUNTED_ERROR, call, error=error)
 
 
-def _end_command(call: Pass, token: int, outcome: Outcome) -> Command:
+def _end_command(call: Call, token: int, outcome: Outcome) -> Command:
     """Returns the command that ends the execution as the flow would."""
     settings = call.settings
     settlement = call.host.meaning(outcome)

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.values import (
     Complete,
     Fail,
@@ -28,7 +28,7 @@ from celery_idempotent.errors import IdempotencyError, LeaseLostError
 class Steps(Extension):
     """The finished steps of a call, including those of its earlier executions."""
 
-    def __init__(self, call: Pass) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__(call)
         #: The names of the steps that this execution runs or has run. The lock keeps two threads
         #: from beginning the same one.

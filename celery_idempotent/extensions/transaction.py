@@ -19,9 +19,9 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict, flow
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.replay import replacement_error, replay_or_put_back
 from celery_idempotent.core.flow.values import (
     AGAIN,
@@ -108,7 +108,7 @@ class RowTransaction(Extension):
         database: Database = settings.transaction
         return database.forget(settings.key_prefix, key, forget_record)
 
-    def __init__(self, call: Pass) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__(call)
         #: Functions that publish the canvas that replaces the task.
         self._replacements: list[Callable[[], Any]] = []

@@ -12,7 +12,7 @@ from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.values import Admission, Answer, End, Failure, Finished, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.record import Record, layout
@@ -59,7 +59,7 @@ class Entry:
         conflict = isinstance(error, ConflictError)
         self.decision, self.error = Decision.CONFLICT if conflict else Decision.REJECTED, error
 
-    def begun(self, call: Pass, end: End | BaseException | None) -> None:
+    def begun(self, call: Call, end: End | BaseException | None) -> None:
         """Sets the decision from the `end` of the flow of `call`; None if it reached its body."""
         if end is None:
             self.decision, self.execution = Decision.RUN, call.execution
@@ -92,7 +92,7 @@ class Entry:
         return 0 if self.execution is None else self.execution.attempt
 
 
-def _not_stored(call: Pass, end: End | BaseException | None) -> IdempotencyError | None:
+def _not_stored(call: Call, end: End | BaseException | None) -> IdempotencyError | None:
     """Returns the reason why the value of a completed key is not stored, if it is not."""
     if not call.protected:
         return None
@@ -131,35 +131,35 @@ class BaseBatch(Bodies, Sequence[Entry]):
         runtime: Any,
         codec: PayloadCodec,
         keys: Sequence[Hashable],
-        calls: Sequence[Call | IdempotencyError],
+        calls: Sequence[CallData | IdempotencyError],
     ) -> None:
         super().__init__(runtime)
         self._entries = [Entry(key) for key in keys]
-        self._pending: dict[Hashable, Pass] = {}
+        self._pending: dict[Hashable, Call] = {}
         #: The first entry of each usable key.
-        self._calls: dict[Pass, Entry] = {}
-        firsts: dict[str, Pass] = {}
+        self._calls: dict[Call, Entry] = {}
+        firsts: dict[str, Call] = {}
         digests: dict[Hashable, str] = {}
-        for entry, call in zip(self._entries, calls, strict=True):
-            if isinstance(call, IdempotencyError):
-                entry.refuse(call)
-            elif digests.setdefault(entry.key, call.key.digest) != call.key.digest:
+        for entry, data in zip(self._entries, calls, strict=True):
+            if isinstance(data, IdempotencyError):
+                entry.refuse(data)
+            elif digests.setdefault(entry.key, data.key.digest) != data.key.digest:
                 # complete_many could not tell them apart.
                 entry.refuse(
                     KeyRuleError(
-                        f"{call.key}: the key equals an earlier key of another type in the "
+                        f"{data.key}: the key equals an earlier key of another type in the "
                         "batch, such as 1 and 1.0; pass keys of one type"
                     )
                 )
-            elif (first := firsts.get(call.key.digest)) is None:
+            elif (first := firsts.get(data.key.digest)) is None:
                 # A batch does not wait for a key that is held.
-                data = call._replace(wait_timeout=0.0)
+                data = data._replace(wait_timeout=0.0)
                 extensions = (*extensions_of_direct_call(data.settings), LeaveRecord)
-                active = Pass(data, DirectHost(data), runtime, codec, extensions)
-                firsts[call.key.digest], self._calls[active] = active, entry
-            elif first.key.fingerprint != call.key.fingerprint:
+                call = Call(data, DirectHost(data), runtime, codec, extensions)
+                firsts[call.key.digest], self._calls[call] = call, entry
+            elif first.key.fingerprint != data.key.fingerprint:
                 entry.refuse(
-                    KeyReusedError(f"{call.key} appears earlier in the batch with other arguments")
+                    KeyReusedError(f"{data.key} appears earlier in the batch with other arguments")
                 )
 
     def __getitem__(self, index: Any) -> Any:
@@ -203,7 +203,7 @@ class BaseBatch(Bodies, Sequence[Entry]):
             for call in parts:
                 call.runtime = self._runtime
 
-    def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, Pass]:
+    def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, Call]:
         """Removes the calls of `keys` from the pending ones and returns them."""
         keys = dict.fromkeys(keys)
         if keys.keys() - self._pending.keys():
@@ -307,7 +307,7 @@ class Together:
         ends: gets the end of each part, or the error that it raised.
     """
 
-    def __init__(self, runtime: Any, parts: Parts, ends: dict[Pass, Any]) -> None:
+    def __init__(self, runtime: Any, parts: Parts, ends: dict[Call, Any]) -> None:
         self._runtime, self._parts, self._ends = runtime, parts, ends
         self._left = dict.fromkeys(parts)
 
@@ -328,9 +328,9 @@ class Together:
             if isinstance(end, BaseException) and not isinstance(end, Exception):
                 raise end
 
-    async def _run(self, replies: dict[Pass, Any]) -> None:
+    async def _run(self, replies: dict[Call, Any]) -> None:
         """Resumes each part with its reply, or an error, and serves what it waits for."""
-        waiting: dict[Pass, Any] = {}
+        waiting: dict[Call, Any] = {}
         while replies:
             for call, reply in tuple(replies.items()):
                 effect = await self._resume(call, reply)
@@ -354,7 +354,7 @@ class Together:
             return [error] * len(effects)
         return [None] * len(effects)
 
-    async def _resume(self, call: Pass, reply: Any) -> Any:
+    async def _resume(self, call: Call, reply: Any) -> Any:
         """Runs a part until it waits for an effect, which is returned, or to its end."""
         part = self._parts[call]
         try:

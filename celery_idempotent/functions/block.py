@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.values import Answer, Failure, Outcome, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store import run_sync
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class BaseBlockExecution(Bodies):
     """The execution of a block: its decision and, under RUN, its token and steps."""
 
-    def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
+    def __init__(self, data: CallData, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
         super().__init__(runtime)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
@@ -36,7 +36,7 @@ class BaseBlockExecution(Bodies):
         #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
         extensions = extensions_of_direct_call(data.settings)
-        self._call = Pass(data, host, runtime, codec, extensions)
+        self._call = Call(data, host, runtime, codec, extensions)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution = current_execution.get()

@@ -20,7 +20,7 @@ from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.flow import execute_from_body, execute_to_body
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.flow.values import (
     Answer,
@@ -36,7 +36,7 @@ from celery_idempotent.core.flow.values import (
 )
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record, Tail
-from celery_idempotent.core.task.receive.call import worker_name
+from celery_idempotent.core.task.receive.host import worker_name
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.functions.aio import AsyncioRuntime
 from celery_idempotent.settings import Settings
@@ -69,7 +69,7 @@ class Decision(str, Enum):
 class Unprotected(Extension):
     """Runs a body without a record: ``enabled=False``."""
 
-    def __init__(self, call: Pass) -> None:
+    def __init__(self, call: Call) -> None:
         super().__init__(call)
         #: Has the contexts of the body while they are open.
         self._contexts = ExitStack()
@@ -129,7 +129,7 @@ def _that_has_run(execution: BaseExecution, value: Any) -> Any:
 
 def direct_call(
     sender: Any, key: Key, settings: Settings, label: str = "", task_id: str = ""
-) -> Call:
+) -> CallData:
     """Returns a call of a function, a code block or an entry of a batch.
 
     Args:
@@ -138,7 +138,7 @@ def direct_call(
         task_id: the id of a message; without it, no other call is a redelivery of this one.
     """
     task_id = task_id or str(uuid4())
-    return Call(
+    return CallData(
         sender,
         key.of_message(task_id) if settings.runs_again else key,
         settings,
@@ -149,7 +149,7 @@ def direct_call(
     )
 
 
-def outcome_of(call: Pass, end: End | BaseException) -> Outcome:
+def outcome_of(call: Call, end: End | BaseException) -> Outcome:
     """Returns the outcome of a direct call; the caller decides whether to call again.
 
     Args:
@@ -177,7 +177,7 @@ class DirectHost:
 
     def __init__(
         self,
-        data: Call,
+        data: CallData,
         work: Callable[[], Any] | None = None,
         app: Celery | None = None,
         difference: Callable[[bytes], str] = lambda _: "",
@@ -214,7 +214,7 @@ class AsyncDirectHost(DirectHost):
 
 
 #: Parts of flows, see `flow.execute_to_body`.
-Parts = Mapping[Pass, Coroutine[Any, Any, End | None]]
+Parts = Mapping[Call, Coroutine[Any, Any, End | None]]
 
 
 class Bodies:
@@ -225,12 +225,12 @@ class Bodies:
     """
 
     #: The calls that were begun.
-    _begun_calls: Sequence[Pass] = ()
+    _begun_calls: Sequence[Call] = ()
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         #: How the flows have ended, or the errors that they raised; None for one at its body.
-        self._ends: dict[Pass, End | BaseException | None] = {}
+        self._ends: dict[Call, End | BaseException | None] = {}
 
     def __del__(self) -> None:
         self._close()
@@ -239,7 +239,7 @@ class Bodies:
         """Called when all flows have reached their bodies or ended."""
         raise NotImplementedError
 
-    async def _begin(self, calls: Sequence[Pass], reason: BaseException | None = None) -> None:
+    async def _begin(self, calls: Sequence[Call], reason: BaseException | None = None) -> None:
         """Begins `calls`; after an error or a cancellation, ends those that have begun.
 
         Args:
@@ -253,7 +253,7 @@ class Bodies:
             await self._end(error, reason or error)
             raise
 
-    async def _complete(self, outcomes: Mapping[Pass, Outcome]) -> None:
+    async def _complete(self, outcomes: Mapping[Call, Outcome]) -> None:
         """Runs the flows of these calls, whose bodies have ended with `outcomes`, to their ends."""
         await self._drive(partial(self._settle, outcomes))
 
@@ -278,7 +278,7 @@ class Bodies:
             if call.at_body:
                 call.close()
 
-    async def _settle(self, outcomes: Mapping[Pass, Outcome]) -> None:
+    async def _settle(self, outcomes: Mapping[Call, Outcome]) -> None:
         at_body = {call: outcome for call, outcome in outcomes.items() if call.at_body}
         await self._run({call: execute_from_body(call, at_body[call]) for call in at_body})
 

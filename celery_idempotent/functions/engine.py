@@ -21,7 +21,7 @@ from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.flow.execution import BaseExecution, unprotected
 from celery_idempotent.core.flow.extension import run_unprotected
 from celery_idempotent.core.flow.flow import execute
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.thread import Executor, run_flow
 from celery_idempotent.core.flow.values import restored
 from celery_idempotent.core.key import KEY_OPTION, Key, fingerprint_of
@@ -206,7 +206,7 @@ class Idempotency:
 
         def new_call(
             host: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any
-        ) -> Pass:
+        ) -> Call:
             label = labels.of(args, kwargs) if labels else ""
             try:
                 key = rule.derive(args, kwargs)
@@ -217,7 +217,7 @@ class Idempotency:
             work = partial(func, *args, **kwargs)
             difference = partial(rule.difference, args, kwargs, key)
             caller = host(data, work, self.app, difference)
-            return Pass(data, caller, runtime, codec, extensions)
+            return Call(data, caller, runtime, codec, extensions)
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             if not own_settings.enabled:
@@ -319,7 +319,7 @@ class Idempotency:
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
-    ) -> list[Call | IdempotencyError]:
+    ) -> list[CallData | IdempotencyError]:
         if blocking := _blocking_option(self.settings):
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch has no {blocking}; use a block, with "
@@ -339,7 +339,7 @@ class Idempotency:
             )
         return [*map(self._call, keys, fingerprints)]
 
-    def _call(self, key: Hashable, fingerprint: Any) -> Call | IdempotencyError:
+    def _call(self, key: Hashable, fingerprint: Any) -> CallData | IdempotencyError:
         try:
             hash(key)
         except Exception:

@@ -205,7 +205,7 @@ def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None
 STATE = {
     "_protected": 1,
     "called_directly": True,
-    "idempotency_call": "forged",
+    "idempotency_host": "forged",
     "idempotency_end_logged": True,
     "idempotency_headers_again": "forged",
     "idempotency_soft_limit": "forged",

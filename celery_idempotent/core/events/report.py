@@ -37,7 +37,7 @@ class Reported(Protocol):
     #: A `Key`; empty if none can be derived.
     key: Any
     task_id: str
-    #: The decision about this pass, one of `DECISIONS`; empty until :func:`report` sets it.
+    #: The decision about this delivery, one of `DECISIONS`; empty until :func:`report` sets it.
     decision: str
 
     @property

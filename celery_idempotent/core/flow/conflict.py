@@ -13,7 +13,7 @@ from typing import NamedTuple
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.values import Answer, Drop, End, Failure, PutBack, Reject
 from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import Record, State
@@ -25,7 +25,7 @@ FIRST_DELAY = 1.0
 LONGEST_DELAY = 5.0
 
 
-def wait(call: Pass, record: Record, reason: ConflictError, now_ms: int | None = None) -> PutBack:
+def wait(call: Call, record: Record, reason: ConflictError, now_ms: int | None = None) -> PutBack:
     """Puts `call` back until `record` has ended.
 
     Args:
@@ -57,7 +57,7 @@ class Policy(NamedTuple):
     consumers: bool = False
     #: Returns the end of the duplicate, from its call, the record that has the key, and the error
     #: that describes the conflict.
-    end: Callable[[Pass, Record, ConflictError], End] = wait
+    end: Callable[[Call, Record, ConflictError], End] = wait
     #: Reported before that end.
     event: Event = Event()
 
@@ -90,7 +90,7 @@ POLICIES = {
 
 
 def apply_policy(
-    call: Pass,
+    call: Call,
     record: Record,
     *,
     puts_back: bool = False,
@@ -117,7 +117,7 @@ def apply_policy(
     return row.end(call, record, reason)
 
 
-def policy_for(call: Pass, record: Record, *, puts_back: bool = False) -> str:
+def policy_for(call: Call, record: Record, *, puts_back: bool = False) -> str:
     """Returns the policy for `call` while `record` is held."""
     is_copy = record.task_id == call.task_id
     return "retry" if is_copy or puts_back else call.settings.on_conflict
@@ -134,7 +134,7 @@ def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError
     return KeyReusedError(one_line(f"{text}: {differs}" if differs else text))
 
 
-def held(call: Pass, record: Record) -> ConflictError:
+def held(call: Call, record: Record) -> ConflictError:
     """Returns the error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
     if record.task_id == call.task_id:
@@ -147,7 +147,7 @@ def error(text: str, record: Record) -> ConflictError:
     return ConflictError(one_line(text), record.task_id)
 
 
-def put_back(call: Pass, reason: BaseException, longest: float | None = None) -> PutBack:
+def put_back(call: Call, reason: BaseException, longest: float | None = None) -> PutBack:
     """Puts `call` back, with a delay that grows each time.
 
     Args:
@@ -159,7 +159,7 @@ def put_back(call: Pass, reason: BaseException, longest: float | None = None) ->
     return PutBack(min(seconds, _half_retention(call)), reason, data.rollback_count)
 
 
-def _half_retention(call: Pass) -> float:
+def _half_retention(call: Call) -> float:
     """Returns half of the seconds for which an outcome is kept that ends a wait."""
     kept_ms = min(call.settings.result_ms, call.settings.error_ms)
     return float("inf") if call.settings.runs_again else kept_ms / 2000

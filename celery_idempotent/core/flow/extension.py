@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.values import Admission, End, Outcome, Settlement
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.codec import PayloadCodec
@@ -90,7 +90,7 @@ class Extension(Option):
     #: Whether it may know an outcome of a call whose record is poisoned.
     knows_poisoned = False
 
-    def __init__(self, call: Pass) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
 
     @classmethod

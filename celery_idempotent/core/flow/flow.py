@@ -11,7 +11,7 @@ from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import like_it, report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.replay import (
     replacement_error,
     replay,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
-async def execute(call: Pass) -> End:
+async def execute(call: Call) -> End:
     """Runs `call` from its begin to its settlement, and returns how it ends.
 
     Raises:
@@ -74,7 +74,7 @@ async def execute(call: Pass) -> End:
     return end
 
 
-async def execute_to_body(call: Pass) -> End | None:
+async def execute_to_body(call: Call) -> End | None:
     """Runs `call` up to its body, which the caller runs; returns the end of a call without one.
 
     After None, :func:`execute_from_body` must follow, as long as `call.at_body` is true.
@@ -85,7 +85,7 @@ async def execute_to_body(call: Pass) -> End | None:
     return await _part(call, begin(call))
 
 
-async def execute_from_body(call: Pass, outcome: Outcome) -> End:
+async def execute_from_body(call: Call, outcome: Outcome) -> End:
     """Runs `call`, whose body has ended with `outcome`, to its settlement.
 
     Raises:
@@ -97,7 +97,7 @@ async def execute_from_body(call: Pass, outcome: Outcome) -> End:
     return end
 
 
-async def _execute(call: Pass) -> End:
+async def _execute(call: Call) -> End:
     if (end := await begin(call)) is not None:
         return end
     assert call.execution is not None
@@ -105,7 +105,7 @@ async def _execute(call: Pass) -> End:
     return await _settle(call, outcome)
 
 
-async def _settle(call: Pass, outcome: Outcome) -> End:
+async def _settle(call: Call, outcome: Outcome) -> End:
     try:
         return await settle(call, outcome)
     except GeneratorExit:
@@ -114,7 +114,7 @@ async def _settle(call: Pass, outcome: Outcome) -> End:
         return await settle_again(call, outcome, error)
 
 
-async def _part(call: Pass, part: Coroutine[Any, Any, End | None]) -> End | None:
+async def _part(call: Call, part: Coroutine[Any, Any, End | None]) -> End | None:
     """Runs a part of the flow; an error, or an end of the call, gives back what it was granted."""
     try:
         end = await part
@@ -131,7 +131,7 @@ async def _part(call: Pass, part: Coroutine[Any, Any, End | None]) -> End | None
             call.close()
 
 
-async def begin(call: Pass) -> End | None:
+async def begin(call: Call) -> End | None:
     """Requests the key; returns None if the call may run, else the end of the call."""
     extension: Extension
     for extension in call.extensions:
@@ -165,7 +165,7 @@ async def begin(call: Pass) -> End | None:
             return admission
 
 
-async def admit(call: Pass) -> Admission:
+async def admit(call: Call) -> Admission:
     """Sends one begin and returns what its reply permits."""
     try:
         reply = await call.send_begin()
@@ -198,7 +198,7 @@ async def admit(call: Pass) -> Admission:
     return Held(record, reply, key)
 
 
-async def _granted(call: Pass) -> Admission:
+async def _granted(call: Call) -> Admission:
     """Returns whether an execution that Redis has granted may begin its body."""
     execution, lease = call.execution, call.lease
     assert execution is not None
@@ -220,7 +220,7 @@ async def _granted(call: Pass) -> Admission:
     return GRANTED if lease.trusted else await _begin_again(call)
 
 
-async def _begin_again(call: Pass) -> Admission:
+async def _begin_again(call: Call) -> Admission:
     """Begins again, once, because the granted lease had expired when the reply came.
 
     The process was suspended, or Redis is slow.
@@ -232,7 +232,7 @@ async def _begin_again(call: Pass) -> Admission:
     return without_store(call, late)
 
 
-async def _release_replaced(call: Pass, record: Record) -> bool:
+async def _release_replaced(call: Call, record: Record) -> bool:
     """Releases the key of another task if its replacement has failed; returns whether it has."""
     error = replacement_error(record, call.settings)
     if error is None:
@@ -249,7 +249,7 @@ def _wait_interval(record: Record, now_ms: int) -> float:
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
-def without_store(call: Pass, error: StoreUnavailableError) -> Proceed | PutBack:
+def without_store(call: Call, error: StoreUnavailableError) -> Proceed | PutBack:
     """Applies ``on_store_error``: runs the call without protection, puts it back, or raises."""
     policy = call.settings.on_store_error
     outage = call.runtime.store.node_of(call.key).outage
@@ -267,7 +267,7 @@ def without_store(call: Pass, error: StoreUnavailableError) -> Proceed | PutBack
     return conflict.put_back(call, error, longest=MAX_DELAY)
 
 
-async def settle(call: Pass, outcome: Outcome) -> End:
+async def settle(call: Call, outcome: Outcome) -> End:
     """Stores `outcome` or releases the key, and returns the end that counts."""
     lease = call.lease
     extension: Extension
@@ -293,7 +293,7 @@ async def settle(call: Pass, outcome: Outcome) -> End:
     return await _store(call, settlement)
 
 
-async def settle_again(call: Pass, outcome: Outcome, error: BaseException) -> End:
+async def settle_again(call: Call, outcome: Outcome, error: BaseException) -> End:
     """Settles after a signal handler has raised `error` in :func:`settle`.
 
     The body has ended, so its outcome still has to be stored. An error that ends the process is
@@ -316,7 +316,7 @@ async def settle_again(call: Pass, outcome: Outcome, error: BaseException) -> En
     return end
 
 
-async def settlement_of(call: Pass, outcome: Outcome) -> Settlement:
+async def settlement_of(call: Call, outcome: Outcome) -> Settlement:
     """Encodes what has to be stored for `outcome`."""
     if call.steps_body:
         _ = call.steps  # from now on they are an extension of the call
@@ -347,7 +347,7 @@ async def settlement_of(call: Pass, outcome: Outcome) -> Settlement:
     return settlement
 
 
-async def _store(call: Pass, settlement: Settlement) -> End:
+async def _store(call: Call, settlement: Settlement) -> End:
     """Stores the outcome of the key."""
     reply = await call.settle_as(settlement, settle_command(call, settlement))
     delegates = isinstance(settlement, Delegate)
@@ -366,7 +366,7 @@ async def _store(call: Pass, settlement: Settlement) -> End:
     return Answer(settlement.outcome, is_own=not delegates, result_written=written)
 
 
-def settle_command(call: Pass, settlement: Settlement) -> Command:
+def settle_command(call: Call, settlement: Settlement) -> Command:
     """Returns the command that stores the outcome of the key."""
     key, token, tail, payload = call.key, call.token, call.tail, settlement.payload
     retention_ms = settlement.retention_ms
@@ -381,7 +381,7 @@ def settle_command(call: Pass, settlement: Settlement) -> Command:
     return commands.complete(*about, tail=tail, sending_ms=sending_ms)
 
 
-def _report_stored(call: Pass, settlement: Settlement) -> None:
+def _report_stored(call: Call, settlement: Settlement) -> None:
     payload, execution = settlement.payload, call.execution
     assert payload is not None
     if isinstance(settlement, Delegate):
@@ -400,7 +400,7 @@ def _report_stored(call: Pass, settlement: Settlement) -> None:
         report(table.COMPLETED, call, execution, end=kept)
 
 
-async def _release(call: Pass, settlement: Release) -> End:
+async def _release(call: Call, settlement: Release) -> End:
     """Frees the key, or reserves it for a retry."""
     outcome, error = settlement.outcome, settlement.error
     # Before the release, which the heartbeat would take for a lost lease.
@@ -427,7 +427,7 @@ async def _release(call: Pass, settlement: Release) -> End:
     return await _resolve_lost_lease(call, reply, outcome)
 
 
-async def _abort(call: Pass, outcome: Outcome) -> End:
+async def _abort(call: Call, outcome: Outcome) -> End:
     """Ends a call whose body stopped because its lease was lost: as `_resolve_lost_lease`."""
     call.end_extensions()
     try:
@@ -439,7 +439,7 @@ async def _abort(call: Pass, outcome: Outcome) -> End:
     return await _resolve_lost_lease(call, reply, outcome)
 
 
-async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End:
+async def _resolve_lost_lease(call: Call, reply: Reply, outcome: Outcome) -> End:
     """Returns the outcome of the execution that took over; else puts back, or keeps `outcome`."""
     call.report_lease_lost(reply.raw)
     try:
@@ -456,6 +456,6 @@ async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End
     return _put_back_lost(call)
 
 
-def _put_back_lost(call: Pass) -> PutBack:
+def _put_back_lost(call: Call) -> PutBack:
     lost = LeaseLostError(f"{call.key}: another execution may run")
     return conflict.put_back(call, lost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.values import Answer, End, Failure, Result
 from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.record.layout import DELEGATED
@@ -20,7 +20,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.settings import Settings
 
 
-async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
+async def replay(call: Call, record: Record, *, sends: bool = False) -> Answer:
     """Answers `call` with the outcome that a finished `record` holds.
 
     The continuation of a message that has completed is sent once; a duplicate sends its own.
@@ -67,7 +67,7 @@ async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
     return Answer(answer, record, replayed=True, continuation_sent=sent)
 
 
-async def replay_or_put_back(call: Pass, record: Record, *, sends: bool = False) -> End:
+async def replay_or_put_back(call: Call, record: Record, *, sends: bool = False) -> End:
     """As :func:`replay`; applies the policies if the outcome is not available yet."""
     try:
         return await replay(call, record, sends=sends)

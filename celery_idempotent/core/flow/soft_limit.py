@@ -64,7 +64,7 @@ innermost: Callable[[], SoftLimit] = _current.get  # type: ignore[assignment]
 
 
 #: Returns the limit of the current message, for a task that is not in the flow; set by
-#: :mod:`celery_idempotent.core.task.receive.call`.
+#: :mod:`celery_idempotent.core.task.receive.host`.
 of_message: Callable[[], SoftLimit | None] | None = None
 
 

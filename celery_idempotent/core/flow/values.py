@@ -192,7 +192,7 @@ class PutBack(NamedTuple):
 
     seconds: float
     reason: BaseException
-    #: As in `Call`, for the next delivery.
+    #: As in `CallData`, for the next delivery.
     rollback_count: int
     #: The record that has kept the call from running.
     record: Record | None = None

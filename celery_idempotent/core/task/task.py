@@ -32,9 +32,9 @@ from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_received_key
 from celery_idempotent.core.task.message.message_headers import id_text
 from celery_idempotent.core.task.receive import celery_log, user_methods
-from celery_idempotent.core.task.receive.call import (
-    TaskCall,
-    call_in_context,
+from celery_idempotent.core.task.receive.host import (
+    TaskHost,
+    host_in_context,
     result_written,
     soft_limit_of,
 )
@@ -85,10 +85,10 @@ class _WrittenBackend:
             self._backend.mark_as_done(task_id, *args, **options)
 
 
-def _call_of(request: Context) -> TaskCall | None:
-    """Returns the call of `request`; None if it is not protected or has not begun."""
-    call: TaskCall | None = getattr(request, "idempotency_call", None)
-    return call and call.in_flow
+def _host_of(request: Context) -> TaskHost | None:
+    """Returns the host of `request`; None if it is not protected or has not begun."""
+    host: TaskHost | None = getattr(request, "idempotency_host", None)
+    return host and host.in_flow
 
 
 def _warn_of_map(task: Task) -> None:
@@ -215,9 +215,9 @@ class IdempotentTask(TaskOptions, Task):
             if configuration.is_protected:  # otherwise the tracer has called it
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
-        call = TaskCall(self, configuration, request, task_id, args, kwargs, key, headers)
-        request.idempotency_call = call
-        return call.execute()
+        host = TaskHost(self, configuration, request, task_id, args, kwargs, key, headers)
+        request.idempotency_host = host
+        return host.execute()
 
     def _run_plain(
         self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -268,12 +268,12 @@ class IdempotentTask(TaskOptions, Task):
     @property
     def backend(self) -> Any:
         """The task's result backend, as in Celery."""
-        backend, call = super().backend, result_written.get()
-        if call is None:
+        backend, host = super().backend, result_written.get()
+        if host is None:
             return backend
         result_written.set(None)
         request = self.request_stack.top
-        is_current = call is getattr(request, "idempotency_call", None)
+        is_current = host is getattr(request, "idempotency_host", None)
         return _WrittenBackend(backend, id_text(request.id)) if is_current else backend
 
     @backend.setter
@@ -290,8 +290,8 @@ class IdempotentTask(TaskOptions, Task):
                 `self.idempotency` in the body, and pass the execution to the thread.
         """
         request = self.request_stack.top
-        call = call_in_context(self) if request is None else _call_of(request)
-        return (call and call.execution) or _plain_execution.get() or unprotected()
+        host = host_in_context(self) if request is None else _host_of(request)
+        return (host and host.execution) or _plain_execution.get() or unprotected()
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
@@ -406,13 +406,13 @@ class IdempotentTask(TaskOptions, Task):
                 is `task_id`: a retry keeps that, too. If the type of another option is wrong.
         """
         call_options.check("retry", options, known=())
-        call = _call_of(self.request)
+        host = _host_of(self.request)
         in_shadow = self.idempotency_configuration.in_shadow
-        if call is not None and not in_shadow and "task_id" in options:
+        if host is not None and not in_shadow and "task_id" in options:
             raise TypeError("retry() takes no task_id: the caller waits for the result of this one")
         from celery_idempotent.core.task.publish.put_back import RequeuePause
 
-        pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
+        pause = RequeuePause(self, self.request, host.began_at if host else monotonic())
         retry = None
         while True:
             try:
@@ -428,24 +428,24 @@ class IdempotentTask(TaskOptions, Task):
                     raise rejected.reason from None  # nor can such options
                 if not pause.wait(rejected.reason):
                     requeued = Reject(rejected.reason, requeue=True)
-                    if call is not None:
-                        call.ending = requeued
+                    if host is not None:
+                        host.ending = requeued
                     raise requeued from None
             finally:
-                if retry is not None and call is not None and not self.request.is_eager:
-                    call.retry_published(retry)
+                if retry is not None and host is not None and not self.request.is_eager:
+                    host.retry_published(retry)
 
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any
     ) -> Signature:
         """Returns the signature of a retry, as Celery does, with the key of the message."""
         request = self.request if request is None else request
-        call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
-        if in_shadow and call is None:
+        host, in_shadow = _host_of(request), self.idempotency_configuration.in_shadow
+        if in_shadow and host is None:
             return super().signature_from_request(request, *args, **options)
         from celery_idempotent.core.task.publish import put_back
 
-        key = call.active.key if call else None
+        key = host.call.key if host else None
         new_headers = options.get("headers")
         if new_headers is not None:
             new_headers = message_headers.as_mapping(new_headers)
@@ -459,7 +459,7 @@ class IdempotentTask(TaskOptions, Task):
             logger.debug("%s: in shadow: the retry has no key: %s", key, error)
         if in_shadow:
             return super().signature_from_request(request, *args, **options)
-        if call is not None:
+        if host is not None:
             request.idempotency_headers_again = options["headers"]
         options = put_back.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
@@ -468,26 +468,26 @@ class IdempotentTask(TaskOptions, Task):
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task with `sig`, as Celery does; the key gets the outcome of `sig`."""
-        call = _call_of(self.request)
-        if call is None:
+        host = _host_of(self.request)
+        if host is None:
             return super().replace(sig)
         from celery_idempotent.core.task.publish.replacement import replace_by
 
-        replacement = replace_by(sig, call.active, call.request)
+        replacement = replace_by(sig, host.call, host.request)
         try:
             return super().replace(sig)
         except Ignore as ignore:
             # Celery raises Ignore after it has published the replacement.
-            call.replaced = replacement
+            host.replaced = replacement
             if not self.idempotency_configuration.in_shadow:
-                call.ending = ignore
+                host.ending = ignore
             raise
 
     def on_replace(self, sig: Signature) -> Any:
         """Publishes `sig`, as Celery does; with a transaction, once that is committed."""
-        call = _call_of(self.request)
-        if call is not None and not self.request.is_eager:
-            for extension in call.active.extensions:
+        host = _host_of(self.request)
+        if host is not None and not self.request.is_eager:
+            for extension in host.call.extensions:
                 if extension.replacing(sig.delay):
                     raise Ignore("Replaced by new task")
         return super().on_replace(sig)

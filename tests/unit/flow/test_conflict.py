@@ -10,7 +10,7 @@ import pytest
 from celery_idempotent.core.flow import flow
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES, held, put_back_delay
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.values import PutBack
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record, State
@@ -61,14 +61,14 @@ def test_a_copy_is_not_held_by_itself() -> None:
 def test_not_much_after_the_store_however_long_the_lease() -> None:
     settings = Settings(lease=7200.0)
     key = Key("shop.charge", "digest")
-    data = Call(
+    data = CallData(
         None, key, settings, "1", "here/1", 1.0, put_back_count=20,
     )  # fmt: skip
     nothing: Any = None
     runtime: Any = SimpleNamespace(
         store=SimpleNamespace(node_of=lambda _: SimpleNamespace(outage=OutageLogger("shop")))
     )
-    call = Pass(data, nothing, runtime, nothing)
+    call = Call(data, nothing, runtime, nothing)
 
     end = flow.without_store(call, StoreUnavailableError("away"))
 

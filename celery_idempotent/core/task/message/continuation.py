@@ -31,9 +31,9 @@ def drop_continuation(request: Context) -> None:
 def mark_continuation_sent(sender: Any, **_: Any) -> None:
     """Marks in the record that the continuation of a value was sent."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
-    call = getattr(request, "idempotency_call", None)
-    if call is not None:
-        call.active.mark_continuation_sent()
+    host = getattr(request, "idempotency_host", None)
+    if host is not None:
+        host.call.mark_continuation_sent()
 
 
 @task_postrun.connect(weak=False)

@@ -33,8 +33,8 @@ from kombu.entity import Queue
 
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.forget import kept_message
-from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import Executor
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.value_codec import JSON, dump, load
@@ -72,7 +72,7 @@ MAX_PARTS = 10_000
 _MAX_NUMBER = 10**9
 
 
-def keep(call: Pass, request: Context) -> None:
+def keep(call: Call, request: Context) -> None:
     """Keeps the message of `request` for as long as an error. Never raises."""
     settings, key, task_id = call.settings, call.key, call.task_id
     try:

@@ -37,7 +37,7 @@ from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.configuration import broker
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.values import PutBack
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message.message_headers import (
@@ -81,7 +81,7 @@ CONFIRM_TIMEOUT = 10
 
 
 def put_back(
-    call: Pass,
+    call: Call,
     request: Context,
     end: PutBack,
     *,

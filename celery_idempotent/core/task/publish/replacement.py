@@ -10,7 +10,7 @@ from celery.states import PROPAGATE_STATES
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.values import Delegate
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import message_headers
@@ -21,7 +21,7 @@ from celery_idempotent.core.task.message.message_headers import id_text
 from celery_idempotent.errors import IdempotencyError
 
 
-def replace_by(sig: Signature, call: Pass, request: Context) -> Delegate:
+def replace_by(sig: Signature, call: Call, request: Context) -> Delegate:
     """Prepares `sig` to replace the task of `call`, and returns the consequence for the key."""
     task = call.sender
     in_shadow = task.idempotency_configuration.in_shadow
@@ -40,7 +40,7 @@ def replace_by(sig: Signature, call: Pass, request: Context) -> Delegate:
     return Delegate(awaited=generation, stores_result=stores_result)
 
 
-def _completes_key(sig: Signature, call: Pass, request: Context) -> bool:
+def _completes_key(sig: Signature, call: Call, request: Context) -> bool:
     """Returns whether `sig`, which replaces the task of `call`, will complete its key."""
     configuration = call.sender.idempotency_configuration
     if sig.task != call.key.task:

@@ -44,14 +44,10 @@ def edit(record: logging.LogRecord) -> bool:
         return not getattr(request, "idempotency_end_logged", False)
     if getattr(request, "idempotency_without_body", False):
         _shorten(record)
-        if (call := getattr(request, "idempotency_call", None)) is not None:
-            active = call.active
-            about = {
-                "task_id": active.task_id,
-                "label": active.label,
-                "decision": active.decision,
-            }
-            vars(record).update(log_extra(active.key, **about))
+        if (host := getattr(request, "idempotency_host", None)) is not None:
+            call = host.call
+            about = {"task_id": call.task_id, "label": call.label, "decision": call.decision}
+            vars(record).update(log_extra(call.key, **about))
     return True
 
 

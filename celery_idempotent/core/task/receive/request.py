@@ -38,8 +38,8 @@ from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
 from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until, was_put_back
 from celery_idempotent.core.task.receive import reservations
-from celery_idempotent.core.task.receive.call import acknowledged, worker_name
 from celery_idempotent.core.task.receive.celery_log import comes_back
+from celery_idempotent.core.task.receive.host import acknowledged, worker_name
 from celery_idempotent.errors import IdempotencyError
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 #: Attributes of a request that hold the state of its call. Celery makes an attribute of any header.
 _STATE = frozenset(
     {"_protected"}
-    | {f"idempotency_{name}" for name in ("call", "end_logged", "headers_again")}
+    | {f"idempotency_{name}" for name in ("host", "end_logged", "headers_again")}
     | {f"idempotency_{name}" for name in ("soft_limit", "without_body")}
 )
 

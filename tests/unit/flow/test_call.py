@@ -11,7 +11,7 @@ import pytest
 
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import Execution
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
@@ -38,12 +38,12 @@ class Heartbeat:
         self.held.discard(lease)
 
 
-def granted(runtime: Any) -> Pass:
+def granted(runtime: Any) -> Call:
     settings = Settings(lease=60.0)
-    data = Call(None, Key("shop.charge", "digest"), settings, "id", "here/1", 1.0)
+    data = CallData(None, Key("shop.charge", "digest"), settings, "id", "here/1", 1.0)
     host: Any = None
     codec: Any = None
-    call = Pass(data, host, runtime, codec)
+    call = Call(data, host, runtime, codec)
     extension = LeaseExtension(data.key, 1, settings.lease_ms, settings.result_ms)
     call.lease = Lease(runtime.store, extension, 0.0, call.report_lease_lost)
     call.execution = runtime.execution(str(data.key), 1, 1, call)
@@ -69,7 +69,7 @@ def test_an_execution_is_shown_without_its_inner_parts() -> None:
     assert shown == "Execution(key='shop.charge:digest', token=1, attempt=1)"
 
 
-def first_steps_of_threads(call: Pass) -> list[Any]:
+def first_steps_of_threads(call: Call) -> list[Any]:
     """What each of four threads gets that ask at the same time."""
     barrier = threading.Barrier(4)
 

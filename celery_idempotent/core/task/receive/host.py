@@ -35,7 +35,7 @@ from celery_idempotent.core.flow import soft_limit
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.core.flow.flow import execute
-from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.soft_limit import SoftLimit
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.flow.values import (
@@ -64,16 +64,16 @@ from celery_idempotent.errors import IdempotencyError, KeyReusedError
 
 #: The extension of a message that forgets an outcome before it begins.
 _RERUN = "celery_idempotent.extensions.rerun:ForgetFirst"
-#: The current call.
-call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
-#: The call whose result a script has stored; reset when Celery would store it again.
+#: The host of the message that this context belongs to.
+current_host: ContextVar[Any] = ContextVar("idempotent_host", default=None)
+#: The host of the message whose result a script has stored; reset when Celery would store it again.
 result_written: ContextVar[Any] = ContextVar("idempotent_result_written", default=None)
-#: The calls of messages that this process runs.
+#: The hosts of the messages that this process runs.
 running: set[Any] = set()
 
 
-class TaskCall:
-    """One message of a task, in the worker that has received it."""
+class TaskHost:
+    """Runs one message of a task through the flow, in the worker that has received it."""
 
     #: Callers read the value from the result backend, which serializes it.
     returns_restored = False
@@ -107,7 +107,7 @@ class TaskCall:
             from celery_idempotent.core.task.publish.put_back import seconds_until
 
             hold_ms = max(1, min(hold_ms, round(seconds_until(request.expires) * 1000)))
-        self.data = Call(
+        self.data = CallData(
             sender=task,
             key=configuration.record_key(key, task_id),
             settings=settings,
@@ -130,8 +130,7 @@ class TaskCall:
         if self.forgets and not configuration.in_shadow:
             extensions = (symbol_by_name(_RERUN), *extensions)
         executor = configuration.executor
-        #: In the flow.
-        self.active = Pass(self.data, self, executor.runtime, executor.codec, extensions)
+        self.call = Call(self.data, self, executor.runtime, executor.codec, extensions)
 
     @property
     def app(self) -> Any:
@@ -139,8 +138,8 @@ class TaskCall:
         return self.sender.app
 
     @property
-    def in_flow(self) -> TaskCall:
-        """This call. Celery and this package find the id of its message in the request again."""
+    def in_flow(self) -> TaskHost:
+        """This host. Celery and this package find the id of its message in the request again."""
         self.request.id = self._message_id
         return self
 
@@ -154,7 +153,7 @@ class TaskCall:
             self._return_to_queue(error)
             raise
         finally:
-            began = self.active.token or isinstance(end, PutBack)
+            began = self.call.token or isinstance(end, PutBack)
             if self.data.settings.deduplicates and not began and worker.counters:
                 worker.counters.note_unbegun()
 
@@ -171,16 +170,16 @@ class TaskCall:
                 raise Reject("the greenlet was killed", requeue=True) from None
 
     def _flow(self) -> End:
-        outer_call = call_of_context.get()
+        outer = current_host.get()
         try:
-            call_of_context.set(self)
+            current_host.set(self)
             if not self.request.is_eager:
                 running.add(self)
-            return run_flow(partial(execute, self.active), self.data.soft_limit)
+            return run_flow(partial(execute, self.call), self.data.soft_limit)
         finally:
             self.request.id = self._message_id
             running.discard(self)
-            call_of_context.set(outer_call)
+            current_host.set(outer)
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
@@ -289,7 +288,7 @@ class TaskCall:
 
     def difference(self, fingerprint: bytes) -> str:
         """Describes how the arguments differ from those of another call with the key."""
-        rule, key = self._configuration.rule, self.active.key
+        rule, key = self._configuration.rule, self.call.key
         return rule.difference(self._args, self._kwargs, key, fingerprint)
 
     def _perform(self, end: End) -> Any:
@@ -307,12 +306,12 @@ class TaskCall:
         self.request.idempotency_end_logged = True
         if isinstance(end, PutBack):
             if self.request.is_eager:
-                report(table.RAISES, self.active, reason=end.reason)
+                report(table.RAISES, self.call, reason=end.reason)
                 raise end.reason
             from celery_idempotent.core.task.publish.put_back import put_back
 
             put_back(
-                self.active,
+                self.call,
                 self.request,
                 end,
                 waited=self._waits,
@@ -339,7 +338,7 @@ class TaskCall:
         if may_store and not (request.is_eager or in_shadow):
             from celery_idempotent.core.task.publish import kept_message
 
-            kept_message.keep(self.active, request)
+            kept_message.keep(self.call, request)
 
     def _refer_to(self, record: Record, end: End) -> bool:
         """Writes a reference from this task id to the `record` of another one.
@@ -362,7 +361,7 @@ class TaskCall:
         refer = reference.command(prefix, task_id, record, became, retention_ms)
         if replay is not None and isinstance(replay.outcome, Result):
             result = self._backend_result(replay.outcome.value)
-            if result and run_sync(store.write_result(self.active.key, result, refer)):
+            if result and run_sync(store.write_result(self.call.key, result, refer)):
                 return True
         store.refer(refer)
         return False
@@ -382,16 +381,16 @@ class TaskCall:
         return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
 
 
-def call_in_context(task: Task) -> TaskCall | None:
-    """Returns the call of `task` that this context belongs to; None for a plain call.
+def host_in_context(task: Task) -> TaskHost | None:
+    """Returns the host of the message of `task` whose context this is; None for a plain call.
 
     Raises:
         IdempotencyError: if the task is running in this process, and this thread has no context: it
             may belong to any of the running calls, or to none.
     """
-    call = call_of_context.get()
-    if call is not None:
-        return call.in_flow if call.sender.name == task.name else None
+    host = current_host.get()
+    if host is not None:
+        return host.in_flow if host.sender.name == task.name else None
     if not current_task and any(
         other.execution is not None and other.sender.name == task.name for other in list(running)
     ):
