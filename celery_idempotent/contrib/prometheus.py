@@ -166,7 +166,7 @@ class Metrics:
             self._bypassed.labels(task).inc()
 
     def _set_leases_held(self, **_: Any) -> None:
-        self._leases_held.set(len(heartbeat.held()))
+        self._leases_held.set(len(heartbeat.leases()))
 
     def _on_renewed(self, number: int) -> None:
         self._messages_held.set(number)

@@ -90,7 +90,7 @@ class Newest(Extension):
         call, key = self.call, str(self.call.key)
         host: Any = call.host
         try:
-            stored = steps.read(call.steps_body, key).get(steps.ARGUMENTS)
+            stored = steps.read(call.steps_body, key).get(steps.NEWEST_ARGUMENTS)
             if stored is None:
                 return
             accept = prepare_accept_content(call.sender.app.conf.accept_content)

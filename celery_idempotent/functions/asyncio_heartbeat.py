@@ -55,7 +55,7 @@ class TimerRenewer(Renewer):
             logger.error(
                 "Unexpected error in the idempotency heartbeat, which continues", exc_info=error
             )
-        if self.held:
+        if self.leases:
             self._wake_at(self.next_due)
 
 

@@ -116,7 +116,7 @@ class Sweep:
                 break
             self.ends[injected.where] = end.state
             try:
-                assert heartbeat.held() == ()
+                assert heartbeat.leases() == ()
                 if isinstance(end.error, SoftTimeLimitExceeded):
                     self.judge_raised(injected.where)
                 else:

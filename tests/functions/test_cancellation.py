@@ -276,7 +276,7 @@ def is_settled(harness: RecordHarness) -> bool:
 
 
 def is_cleaned_up(harness: RecordHarness) -> bool:
-    return is_settled(harness) and len(asyncio.all_tasks()) == 1 and not asyncio_heartbeat().held()
+    return is_settled(harness) and len(asyncio.all_tasks()) < 2 and not asyncio_heartbeat().leases()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -141,7 +141,7 @@ class TestHeartbeat:
         async def call_both() -> Any:
             threads = threading.active_count()
             results = await asyncio.gather(charge(key), call_later())
-            assert not asyncio_heartbeat().held()
+            assert not asyncio_heartbeat().leases()
             assert threading.active_count() <= threads
             return results
 
@@ -196,7 +196,7 @@ class TestHeartbeat:
                 while time.monotonic() < began_at + 2 * LEASE:
                     execution.check()
                     await asyncio.sleep(POLL_INTERVAL)
-            for lease in asyncio_heartbeat().held():
+            for lease in asyncio_heartbeat().leases():
                 asyncio_heartbeat().renewer(lease.store).stop_renewal(lease)
             await eventually_async(lambda: len(asyncio.all_tasks()) == 1, "no request is left")
             for engine in engines:

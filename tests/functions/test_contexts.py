@@ -80,7 +80,7 @@ def state(idem: Idempotency, key: str) -> State | None:
 
 
 def no_lease_is_held() -> bool:
-    return not heartbeat.held() and not asyncio_heartbeat().held()
+    return not heartbeat.leases() and not asyncio_heartbeat().leases()
 
 
 async def test_the_first_block_runs_and_the_second_replays(
@@ -125,7 +125,7 @@ def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str,
         sys.settrace(before)
 
     assert state(idem, key) is None
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
     assert not idem.current.protected
 
 

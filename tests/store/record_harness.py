@@ -112,7 +112,7 @@ def close_stores() -> None:
     """Ends the renewals, and closes the connections of all stores of `store_at`."""
     while _hearts:
         heart = _hearts.pop()
-        for lease in heart.held():
+        for lease in heart.leases():
             heart.renewer(lease.store).stop_renewal(lease)
     while _stores:
         run_sync(_stores.pop().aclose())

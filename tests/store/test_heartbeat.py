@@ -70,7 +70,7 @@ def test_stop_renewal_ends_the_extensions(harness: RecordHarness) -> None:
 
     await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     assert deadline(harness, gone.lease.key) == last
-    assert harness.heart.held() == (other.lease,)
+    assert harness.heart.leases() == (other.lease,)
 
 
 def test_a_long_execution_is_logged_with_the_place_of_its_body(
@@ -79,7 +79,7 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
     caplog.set_level("INFO", "celery_idempotent")
     holders = [Holder(harness, key) for key in keys(2)]
     for holder in holders:
-        holder.lease.started_at, holder.lease.logged_at = lease_now() - 1_000, 0.0
+        holder.lease.started_at, holder.lease.log_due = lease_now() - 1_000, 0.0
         holder.renewed()
 
     eventually(lambda: caplog.messages)
@@ -98,7 +98,7 @@ def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     holder = Holder(harness, harness.key)
-    holder.lease.logged_at = 0.0
+    holder.lease.log_due = 0.0
 
     with caplog.handler.lock:  # as while it writes to a pipe that is full
         holder.renewed()
@@ -179,7 +179,7 @@ def test_a_lease_that_is_taken_over_is_noticed_once(harness: RecordHarness, succ
     eventually(lambda: holder.losses > 0)
     assert holder.lease.lost
     assert not holder.lease.trusted
-    assert harness.heart.held() == ()
+    assert harness.heart.leases() == ()
     assert harness.raw == before
     assert holder.losses == 1
 
@@ -272,7 +272,7 @@ def test_an_unexpected_error_does_not_end_the_others(
 
     eventually(lambda: deadline(harness, good.lease.key) > good.begun.at_ms + RENEWED_MS)
     assert "in a handler" in caplog.text
-    assert harness.heart.held() == (good.lease,)
+    assert harness.heart.leases() == (good.lease,)
 
 
 def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
@@ -357,14 +357,14 @@ class TestFrozenServer:
 def test_a_forked_child_has_its_own_heartbeat(harness: RecordHarness) -> None:
     def is_renewed(holder: Holder) -> None:
         await_later_deadline(harness, holder.lease.key, deadline(harness, holder.lease.key))
-        assert harness.heart.held() == (holder.lease,)
+        assert harness.heart.leases() == (holder.lease,)
 
     own, childs = (Holder(harness, key) for key in keys(2))
     is_renewed(own.renewed())
     if (child := os.fork()) == 0:
         code = 1
         with suppress(BaseException):
-            assert harness.heart.held() == ()
+            assert harness.heart.leases() == ()
             is_renewed(childs.renewed())
             code = 7
         os._exit(code)
@@ -428,7 +428,7 @@ def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
         except BaseException as error:
             error.add_note(f"interrupted at {where}")
             raise
-        assert heart.held() == (other.lease,)
+        assert heart.leases() == (other.lease,)
         other.stop_renewal(heart)
         harness.client.flushall()
         if not where:

@@ -30,7 +30,7 @@ counters: list[Callable[[str, str], None]] = []
 
 
 class Reported(Protocol):
-    """The call that an event is about."""
+    """What `report` needs of the call in the flow (`core.flow.call.Call`)."""
 
     #: The sender of its signals: the task or function.
     sender: Any
@@ -46,7 +46,11 @@ class Reported(Protocol):
 
 
 class About(NamedTuple):
-    """A call outside of the flow: without a key, in its publisher, in the main process."""
+    """Identifies a call that is not in the flow, for `report`.
+
+    It is being published, or is handled by the worker's main process or by an operator, or has no
+    key because none can be derived.
+    """
 
     sender: Any
     task: str
@@ -133,7 +137,10 @@ def log_extra(
 
 
 def _shown(key: str, value: Any) -> Any:
-    """Returns `value` on one line. In an error, "the key" replaces `key`, which begins the line."""
+    """Returns `value` on one line; in the text of an error, "the key" replaces `key`.
+
+    Each line already begins with the key.
+    """
     if isinstance(value, BaseException):
         text = str(value) if isinstance(value, IdempotencyError) else repr(value)
         value = text.replace(key, "the key") if key else text
@@ -143,13 +150,17 @@ def _shown(key: str, value: Any) -> Any:
 def report_refused(
     call: Reported | About, error: ErrorT, event: Event = table.REFUSED, at: str = "begin"
 ) -> ErrorT:
-    """Reports that `call` is refused, and returns `error`, which the caller raises."""
+    """Reports that `call` is refused, and returns `error` for the caller to raise.
+
+    Args:
+        at: where it is refused: "begin", or "publish" for a call that is not published.
+    """
     report(event, call, error=error, reason=reason_of(error), at=at)
     return error
 
 
 def decide_by(call: Reported, error: BaseException) -> None:
-    """Reports that `error` has ended a call, unless a decision about it was already made."""
+    """Reports the decision about a call that `error` has ended, unless one was already made."""
     if not call.decision:
         if isinstance(error, IdempotencyError):
             report_refused(call, error)
@@ -157,7 +168,7 @@ def decide_by(call: Reported, error: BaseException) -> None:
             report(table.INTERRUPTED, call)
 
 
-#: Seconds between two lines about one cause.
+#: Minimum seconds between two log lines about one cause.
 INTERVAL = 60.0
 
 
@@ -171,7 +182,11 @@ class Repeats:
         self._logged: dict[Hashable, tuple[float, int]] = {}
 
     def left_out(self, cause: Hashable) -> int | None:
-        """Returns the number of lines left out since the last one; None to leave this one out."""
+        """Counts a line about `cause`.
+
+        Returns the number of lines left out since the last one that was written; None if this one
+        is to be left out too.
+        """
         now = monotonic()
         logged_at, number = self._logged.get(cause, (-INTERVAL, 0))
         if now - logged_at < INTERVAL:
@@ -187,10 +202,10 @@ def like_it(number: int) -> str:
 
 
 def log_apart(logger: logging.Logger, level: int, message: str, *args: Any, **options: Any) -> None:
-    """Logs as ``logger.log`` does, in a thread of its own, for the heartbeat.
+    """Logs as ``logger.log`` does, but in a thread of its own; the heartbeat uses it.
 
-    A body that is stuck in a handler of the log, such as one that writes to a full pipe, has the
-    handler's lock. A heartbeat that waited for the lock would let the leases expire.
+    A body may be stuck in a log handler, such as one that writes to a full pipe, and then holds the
+    handler's lock. If the heartbeat waited for that lock, the leases would expire.
     """
     threading.Thread(
         target=logger.log,

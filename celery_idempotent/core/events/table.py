@@ -33,7 +33,7 @@ PREFIX: Final = "idempotency_"
 
 @dataclass(eq=False)
 class Event:
-    """One row."""
+    """One row: what :func:`report.report` logs, sends and counts when this happens to a call."""
 
     #: Level of the log line; 0 for no line.
     level: int = 0
@@ -77,6 +77,7 @@ def _signal(name: str, *arguments: str) -> Signal:
 
 
 def _outcome(name: str, level: int, message: str, *arguments: str) -> Event:
+    """Returns the row of an end of an execution, which has a signal and a counter of this name."""
     return Event(level, message, _signal(name, "token", "attempt", *arguments), counter=name)
 
 
@@ -110,7 +111,7 @@ REPLACEMENT_FAILED = Event(
 RESULT_UNREADABLE = Event(DEBUG, "cannot read its earlier result: {error}")
 RAISES = Event(INFO, "raises {reason.__class__.__name__}")
 PUT_BACK = Event(INFO, "is put back for {seconds:.1f} s{unless}: {reason}")
-#: While Redis is unavailable: `CANNOT_BEGIN_YET` counts these.
+#: `PUT_BACK` while Redis is unavailable. At DEBUG, since `CANNOT_BEGIN_YET` has one line for many.
 PUT_BACK_IN_OUTAGE = Event(DEBUG, PUT_BACK.message)
 RETURNED = Event(
     WARNING,

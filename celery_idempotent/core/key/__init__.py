@@ -1,4 +1,8 @@
-"""Derives keys, which name records, from a task's arguments. No I/O."""
+"""The key of a call, which names its record: parts, text and hashing. No I/O.
+
+`rule.KeyRule` derives a key from the arguments of a call; all other code only passes it on. Every
+key is a digest, so no argument appears in Redis, in a log or in a URL.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
 #: Begins the digest of an explicit key; not a letter of Base64, nor special in URLs and patterns.
 EXPLICIT_MARK = "~"
-#: The option of the key rule; as an option of a call, its explicit key.
+#: As an option of a task, its key rule; as an option of ``apply_async``, the call's explicit key.
 KEY_OPTION = "idempotency_key"
 
 
@@ -36,7 +40,8 @@ class Key(str):
     task: str
     digest: str
     fingerprint: bytes
-    #: Names one message of the key, which has its own record; empty for the key itself.
+    #: Digest of the id of one message, if the key is that of its own record (`of_message`); empty
+    #: in the key of a call.
     message: str
 
     def __new__(cls, task: str, digest: str, fingerprint: bytes = b"", message: str = "") -> Key:
@@ -74,17 +79,21 @@ class Key(str):
 
     def of_message(self, task_id: str) -> Key:
         """Returns the key of one message's record, for a key that may run again."""
-        # The command rejects an id that cannot be encoded.
-        message = letters(task_id.encode(errors="surrogatepass"))
+        # An id with a lone surrogate is hashed too: `layout.write_task_id` rejects it with a clear
+        # error once a command is sent.
+        message = text_digest(task_id.encode(errors="surrogatepass"))
         return Key(self.task, self.digest, self.fingerprint, message)
 
     def kept_message(self, task_id: str) -> Key:
-        """Returns the key of the message that is kept after `task_id` ends for good."""
+        """Returns the key under which `core.task.publish.kept_message` keeps a message.
+
+        It is kept once `task_id` has ended for good, so that an operator can rerun it.
+        """
         return Key(self.task, self.digest, message=f"message:{self.of_message(task_id).message}")
 
     @property
     def turn(self) -> Key:
-        """The key itself, without a message."""
+        """The key of the call, for the key of one message's record."""
         return Key(self.task, self.digest, self.fingerprint)
 
     @classmethod
@@ -93,10 +102,10 @@ class Key(str):
     ) -> Key:
         """Returns the key of `task` for these canonical bytes, which begin with a tag."""
         mark = EXPLICIT_MARK if explicit else ""
-        return cls(task, mark + letters(_task_bytes(task) + hashed), fingerprint)
+        return cls(task, mark + text_digest(_task_bytes(task) + hashed), fingerprint)
 
     def part(self, name: str) -> Key:
-        """Returns the key of the part `name` of the call that has this key."""
+        """Returns a key for one part of this call, such as one item of a ``map``."""
         return Key.of(self.task, canonical_bytes((self.digest, name)), explicit=self.explicit)
 
 
@@ -105,9 +114,9 @@ def fingerprint_of(arguments: bytes) -> bytes:
     return digest(b"fingerprint" + arguments, FINGERPRINT_BYTES)
 
 
-def letters(data: bytes) -> str:
+def text_digest(data: bytes) -> str:
     """Returns the digest of `data` in URL-safe letters."""
-    # As `digest`, without a call.
+    # The same as `digest(data, KEY_BYTES)`, inlined because every key pays for it.
     hashed = blake2b(data, digest_size=KEY_BYTES, person=VERSION).digest()
     return urlsafe_b64encode(hashed)[:22].decode()
 
@@ -136,7 +145,7 @@ def message_form(task: str, value: Any) -> str | list[str]:
         KeyRuleError: if `value` cannot be a key. The message never shows it.
     """
     if isinstance(value, Key):
-        # The call would run even if a call with that key has run before.
+        # Hashed again, it would be another key, and a call that has already run would run again.
         raise KeyRuleError(
             f"{task}: {KEY_OPTION} is a Key, and would be hashed to another key; leave it out "
             "to derive the key from the arguments, or pass its str()"

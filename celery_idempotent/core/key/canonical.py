@@ -24,8 +24,9 @@ VERSION = b"idempotent1"
 #: Deeper nesting is rejected: the structure probably contains itself.
 MAX_DEPTH = 100
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
-#: Bytes that one value may cost: text costs its bytes, each member of a structure `MEMBER_COST`.
-#: Sixty nested lists, each holding the next one twice, are small in pickle but endless as bytes.
+#: Maximum cost of one value: text costs its bytes, each member of a structure `MEMBER_COST`.
+#: Without a limit, sixty nested lists that each hold the next one twice, which a small pickle can
+#: describe, would be encoded as 2**60 members.
 MAX_COST = 64 * 1024 * 1024
 MEMBER_COST = 64
 #: An integer of fewer bits costs no more than a member, even with its sign.
@@ -54,17 +55,18 @@ def canonical(value: Any) -> bytes:
     except NotCanonicalError:
         raise
     except RecursionError:
-        # The caller's stack was already deep.
+        # Within `MAX_DEPTH`, but the caller's own frames have nearly used up Python's stack.
         raise NotCanonicalError(_TOO_DEEP) from None
     except Exception as error:
-        # Raised by a type of the application; its message may quote a value.
+        # A type of the application raised it. Its message may quote a value, so it is not shown.
         raise NotCanonicalError(f"cannot be read ({type(error).__name__})") from None
 
 
 def has_canonical_bytes(kind: type) -> bool:
     """Returns whether values of this type can be encoded, judging by the type alone.
 
-    A type that others inherit from, such as ``object``, may stand for one of them.
+    A base class such as ``object`` also counts, since a value that is declared as one may be of a
+    subclass that can be encoded.
     """
     inherits = issubclass(kind, (Enum, *(base for base, _ in _ENCODERS_OF_BASES)))
     may_be = kind is Any or any(issubclass(each, kind) for each in _ENCODERS)
@@ -74,7 +76,7 @@ def has_canonical_bytes(kind: type) -> bool:
 class Budget:
     """How deep one value is nested, and how many bytes it costs, while it is encoded."""
 
-    # Class attributes: a scalar never changes them, and should not pay for them.
+    # Class attributes, not set in __init__: a scalar, the most frequent value, uses neither.
     depth = 0
     cost = 0
 
@@ -125,6 +127,7 @@ def _bytes(value: Any, budget: Budget) -> bytes:
 
 
 def _charge(data: bytes, budget: Budget) -> bytes:
+    """Returns `data`, after charging for it if it is longer than what a member costs anyway."""
     if len(data) > MEMBER_COST:
         budget.spend(len(data))
     return data
@@ -147,7 +150,7 @@ def _int(value: int, budget: Budget) -> bytes:
 def _decimal(value: Decimal, budget: Budget) -> bytes:
     if value.is_nan():
         raise NotCanonicalError("is NaN, which equals nothing, not even itself")
-    # A decimal context may write the exponent with a small letter.
+    # The thread's decimal context (``capitals``) decides whether the exponent is written E or e.
     return b"D%b;" % _charge(Decimal.__str__(value).replace("e", "E").encode(), budget)
 
 
@@ -189,7 +192,7 @@ def _timedelta(value: timedelta, _: Budget) -> bytes:
 
 _Encoder = Callable[[Any, Budget], bytes]
 
-#: These raise only NotCanonicalError.
+#: These raise nothing but NotCanonicalError, so `Parameters.encode` calls them directly.
 SCALAR_ENCODERS: dict[type, _Encoder] = {
     str: _text,
     int: _int,
@@ -205,7 +208,7 @@ _ENCODERS: dict[type, _Encoder] = {
     dict: _mapping,
 }
 
-#: In this order: a datetime is also a date.
+#: The first match is used, so a subclass precedes its base: a datetime is also a date.
 _ENCODERS_OF_BASES: tuple[tuple[type | tuple[type, ...], _Encoder], ...] = (
     (str, lambda value, budget: _text(str.__str__(value), budget)),
     (int, _int),

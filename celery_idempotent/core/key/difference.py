@@ -1,8 +1,9 @@
 """Names the argument in which a call differs from another one with the same key.
 
-A record keeps a fingerprint of the other call's arguments, not the arguments. Confused types, and
-an argument that only this call passes, are found by their effect on the fingerprint. Otherwise, all
-arguments that the key leaves open are named. The text contains no values.
+`describe` is called for the text of a KeyReusedError. The record has a fingerprint of the other
+call's arguments, not the arguments themselves, so they are guessed: if one argument with another
+type, or without being passed, gives that fingerprint, it is the one that differs. Otherwise all
+arguments that the key does not determine are named. The text contains no values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def describe(
 
     Args:
         bound: the arguments of this call.
-        fixed: names of those that the key determines, except for their type.
+        fixed: names of the arguments whose whole value is in the key, so only their type may
+            differ.
         fingerprint: of the other call.
     """
 
@@ -41,8 +43,8 @@ def describe(
                 return f"argument {name!r} was of type {was}, and is of type {now}"
         if matches({n: v for n, v in bound.items() if n != name}):
             return f"argument {name.lstrip('*')!r} was not passed"
-    is_fixed = {name for name in fixed if type(bound.get(name)) in _SIMILAR}
-    names = [repr(n.lstrip("*")) for n in parameters.entry_names if n not in is_fixed]
+    equal = {name for name in fixed if type(bound.get(name)) in _SIMILAR}
+    names = [repr(n.lstrip("*")) for n in parameters.entry_names if n not in equal]
     if len(names) > 1:
         return f"one or more of the arguments {', '.join(names)} differ"
     return f"argument {names[0]} differs" if names else ""

@@ -1,6 +1,8 @@
-"""The arguments of a call: as its worker receives them, bound to parameters, and encoded.
+"""The arguments of a call: converted by the serializer, bound to parameters, and encoded.
 
-Publisher and worker derive the same key from arguments that are converted by the serializer.
+`rule.KeyRule` calls it for every key. The publisher converts the arguments first, because the
+worker only has what the serializer restores (JSON turns a tuple into a list), and both must derive
+the same key.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from celery_idempotent.core.key.canonical import (
     canonical,
 )
 
-#: Every serializer keeps values of exactly these types, and text that can be encoded: JSON decodes
-#: two surrogates as one character.
+#: Every serializer restores values of exactly these types unchanged, and text without surrogates
+#: (JSON decodes two of them as one character).
 _SCALARS = frozenset({int, float, bool, type(None)})
 
-_MARK = "__type__"
+#: kombu's JSON decodes a mapping with this key as another type, such as a datetime.
+_TYPE_KEY = "__type__"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 #: Maximum members of lists and mappings to check; a structure may contain itself.
@@ -70,8 +73,7 @@ def _is_plain(*values: Any) -> bool:
             if members_left < 0:
                 return False
             if kind is dict:
-                # kombu's JSON decodes a mapping with this key as another type, such as a datetime.
-                if _MARK in value or not all(type(key) is str for key in value):
+                if _TYPE_KEY in value or not all(type(key) is str for key in value):
                     return False
                 unchecked += value
                 value = value.values()
@@ -93,7 +95,7 @@ class Argument(NamedTuple):
     name: str
     #: Its canonical bytes; None if its type has none.
     canonical_bytes: bytes | None
-    #: Whether it equals its default, which leaves it out of fingerprints and all-arguments keys.
+    #: Whether it equals its default. If so, fingerprints and keys of all arguments leave it out.
     at_default: bool
     #: Whether the rule uses it; None if only the rule's own code knows.
     in_key: bool | None
@@ -189,8 +191,8 @@ class Parameters:
     ) -> bytes:
         """Returns the canonical bytes of all arguments that are not at their default.
 
-        A new parameter with a default therefore changes no key. Encoded values are compared, since
-        a message turns tuples into lists.
+        A task can therefore get a new parameter with a default without changing its keys. Defaults
+        are compared as canonical bytes, since a message turns a tuple into a list.
 
         Args:
             on_error: returns the bytes of an argument that cannot be encoded, or raises.

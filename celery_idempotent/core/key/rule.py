@@ -24,6 +24,7 @@ TASK_ID: Final = _TaskId()
 #: What explicit keys and values of key rules can be.
 _KINDS = "it must be text, a number, a UUID or a tuple of these"
 
+#: Returns args and kwargs as the task's serializer passes them to the worker.
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
@@ -35,7 +36,7 @@ class Explanation(NamedTuple):
     arguments: tuple[Argument, ...]
     #: What was hashed, after the task's name.
     canonical_bytes: bytes
-    #: Without a fingerprint if arguments are missing.
+    #: The key; it has no fingerprint if arguments are missing.
     key: Key
     #: Required arguments that were not given, and that the rule does not read.
     missing: Sequence[str] = ()
@@ -61,9 +62,9 @@ class KeyRule:
         self.source = rule
         self._normalise = normalise
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
-        #: The arguments that the rule uses; None if only its own code knows.
+        #: The arguments that the rule uses; None for a callable, which may use any.
         self.names: Sequence[str] | None
-        #: Arguments whose value, if scalar, is entirely in the key.
+        #: Arguments whose whole value is in the key if it is a scalar; `_compile` sets them.
         self._fixed: Sequence[str] = ()
         #: The rule in words.
         self.description: str
@@ -247,7 +248,7 @@ class KeyRule:
                 try:
                     value = rule(*args, **kwargs)
                 except Exception as error:
-                    # Its message may quote an argument.
+                    # Only its type is shown, since its message may quote an argument.
                     raise KeyRuleError(
                         f"{self.task}: {KEY_OPTION} raised {type(error).__name__}; it must return "
                         "a key for every call that does not pass its own"
@@ -316,5 +317,5 @@ class KeyRule:
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:
-    """Encodes an argument that has no canonical bytes, for the fingerprint."""
+    """Returns what stands in a fingerprint for any value that has no canonical bytes."""
     return b"?"

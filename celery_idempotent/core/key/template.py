@@ -43,7 +43,8 @@ class Template:
             )
         #: The arguments that the template uses.
         self.names = [*map(_name_of, fields)]
-        #: Those that it uses whole, without a format.
+        #: Those with a field that has no attribute, index or format: the whole value is in the
+        #: text.
         self.whole = [
             field for _, field, spec, _ in self._pieces if field in self.names and not spec
         ]
@@ -87,6 +88,7 @@ class Template:
         return "".join(text), filled
 
     def _is_ambiguous(self, filled: Sequence[str]) -> bool:
+        """Whether other values may give the same text: fields touch, or a value has a separator."""
         if not all(self._separators):
             return True
         letters = set().union(*self._separators)
@@ -106,7 +108,7 @@ class Template:
         except NotCanonicalError as error:
             raise KeyRuleError(f"{self._subject} cannot fill {{{field}}}: {error}") from None
         except Exception as error:
-            # Without its message, which may quote an argument.
+            # Only its type is shown, since its message may quote an argument.
             name, reason = _name_of(field), type(error).__name__
             if name in values:
                 reason += f" ({name!r} is of type {type(values[name]).__qualname__})"

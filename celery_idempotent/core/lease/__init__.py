@@ -49,9 +49,10 @@ class Lease:
         store: the store that has the record.
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease_now`, read before the request that granted the lease was sent.
-        on_lost: called once with the record, in the heartbeat's thread, when the server replies
-            that the lease is lost. `ignore` replaces it when the renewal stops: `on_lost` refers to
-            the call, the call to the lease, and only the garbage collector would free this cycle.
+        on_lost: called once, in the heartbeat's thread, with the current record, when the server
+            refuses to extend the lease. When the renewal stops, `ignore` replaces it: `on_lost`
+            refers to the call and the call to the lease, and only the garbage collector would free
+            this cycle.
     """
 
     def __init__(
@@ -66,16 +67,19 @@ class Lease:
         #: The key of the record, and the fencing token.
         self.key, self.token = extension.key, extension.token
         self.on_lost = on_lost
+        #: Whether the server has refused to extend it; the heartbeat sets it.
         self.lost = False
-        #: What the body gets once it is lost, if the record names the call that has taken the key.
+        #: Raised in the body by its next check, if a newer call has taken the key; `on_lost` sets
+        #: it.
         self.error: Exception | None = None
         self.seconds = seconds = extension.lease_ms / 1000
         #: Until then, no other execution can have begun (seconds of `lease_now`).
         self.trusted_until = sent_at + seconds * (1 - MARGIN)
         #: From then on, the heartbeat extends the lease (seconds of `lease_now`).
         self.due = sent_at + seconds / 3
-        #: When it began, and when the heartbeat is to log that it still runs.
-        self.started_at, self.logged_at = sent_at, sent_at + LONG * seconds
+        #: When the execution began, and from when on the heartbeat logs that it still runs (seconds
+        #: of `lease_now`).
+        self.started_at, self.log_due = sent_at, sent_at + LONG * seconds
         #: Where the body runs: see `lease.stack`.
         self.thread, self.greenlet = get_ident(), _current_greenlet()
 
@@ -89,24 +93,25 @@ class Lease:
         self.trusted_until = sent_at + self.seconds * (1 - MARGIN)
         self.due = sent_at + self.seconds / 3
 
-    def unanswered(self) -> None:
-        """Records that a request is being sent: without a reply, another one follows soon.
+    def schedule_retry(self) -> None:
+        """Makes the lease due again soon; called before a request, which may get no reply.
 
-        If Redis is back after an outage longer than the lease, the next begin waits for a tenth of
-        the lease, see lua/begin.lua. Meanwhile, a request must reach Redis.
+        After an outage longer than the lease, the first begin of a duplicate only marks the lease
+        as expired, and the next may take over a tenth of the lease later (lua/begin.lua). A request
+        must reach Redis before that.
         """
         self.due = lease_now() + min(1.0, self.seconds / 20)
 
     @property
     def due_with_others(self) -> float:
-        """From then on, it joins the round trip of another lease (seconds of `lease_now`)."""
+        """From then on, a request for another lease extends it too (seconds of `lease_now`)."""
         return self.due - self.seconds / 12
 
 
 def _current_greenlet() -> Callable[[], Any]:
-    """Returns a weak reference to the greenlet that is this thread; one to nothing otherwise.
+    """Returns a weak reference to the running greenlet; it returns None without a patched process.
 
-    A strong one to the greenlet of a real thread may crash Python once that thread has ended.
+    A strong reference to the greenlet of a real thread may crash Python once that thread has ended.
     """
     if isinstance(threading.get_ident, BuiltinFunctionType):  # neither gevent nor eventlet
         return lambda: None

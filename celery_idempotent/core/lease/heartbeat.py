@@ -1,6 +1,7 @@
 """The heartbeat: a daemon thread for each store extends the leases of this process.
 
-`functions.asyncio_heartbeat` extends the leases of an event loop by the same requests.
+`core.flow.thread` adds a lease before the body runs and removes it when the body ends. On an event
+loop, `functions.asyncio_heartbeat` does the same with a task for each store.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def at_fork(**hooks: Callable[[], object]) -> None:
 class Renewer:
     """Extends the leases in one store, which any number of threads add and remove without a lock.
 
-    A signal handler that raises could leave a lock locked, and no lease would be extended any
-    more. Adding to a set, removing from it and copying it to a list are atomic, also without a GIL,
-    where a tuple's iteration would fail.
+    With a lock, a signal handler that raises could leave it locked, and no lease would be extended
+    any more. Adding to a set, removing from it and ``list(set)`` are atomic, also without a GIL;
+    ``tuple(set)`` is not.
     """
 
     def __init__(self) -> None:
@@ -56,28 +57,28 @@ class Renewer:
 
     def reset(self) -> None:
         """Drops all leases, in a forked child."""
-        self.held: set[Lease] = set()
-        #: Failed requests since the last reply.
+        self.leases: set[Lease] = set()
+        #: Limits the log of failed requests; a new one after each reply without an error.
         self._repeats = Repeats()
 
     def start_renewal(self, lease: Lease) -> None:
         """Extends `lease` from now on."""
-        self.held.add(lease)
+        self.leases.add(lease)
 
     def stop_renewal(self, lease: Lease) -> None:
         """Stops extending `lease`, and ignores the reply to a request that is being sent."""
-        self.held.discard(lease)
+        self.leases.discard(lease)
         lease.on_lost = ignore
 
     @property
     def next_due(self) -> float:
         """The earliest due time of a lease (seconds of `lease_now`); infinite without leases."""
-        return min((lease.due for lease in list(self.held)), default=FOREVER)
+        return min((lease.due for lease in list(self.leases)), default=FOREVER)
 
     @property
     def shortest(self) -> float:
         """The length of the shortest lease in seconds; infinite without leases."""
-        return min((lease.seconds for lease in list(self.held)), default=FOREVER)
+        return min((lease.seconds for lease in list(self.leases)), default=FOREVER)
 
     @property
     def timeout(self) -> float:
@@ -87,19 +88,25 @@ class Renewer:
     def take_due(self) -> list[Lease]:
         """Returns the leases that are due now, or so soon that they join the same request."""
         now = lease_now()
-        due = [lease for lease in list(self.held) if lease.due_with_others <= now]
+        due = [lease for lease in list(self.leases) if lease.due_with_others <= now]
         for lease in due:
-            # Before the request: if that fails, it must not be retried in a busy loop.
-            lease.unanswered()
+            # Before the request is sent: if it fails, the lease must not be due again at once, or
+            # the thread would send requests in a busy loop.
+            lease.schedule_retry()
         return due
 
     async def extend(self, due: list[Lease], is_current: Callable[[], bool]) -> None:
-        """Extends the leases `due`, and applies the replies if `is_current` then returns true."""
+        """Extends the leases `due` by one request, and applies the replies.
+
+        Args:
+            is_current: called after the replies; false if another thread or task has replaced the
+                caller meanwhile, which then ignores the replies.
+        """
         sent_at, extensions = lease_now(), [lease.extension for lease in due]
         try:
             replies = await due[0].store.extend(extensions, self.timeout)
         except IdempotencyError as error:
-            # The store is unavailable. The next request follows soon.
+            # The store is unavailable. `schedule_retry` has made the leases due again soon.
             if (number := self._repeats.left_out(None)) is not None:
                 values = plural(len(due), "lease"), error, like_it(number)
                 log_apart(logger, logging.WARNING, "%s not extended: %s%s", *values)
@@ -121,7 +128,7 @@ class Renewer:
                 lease.renewed(sent_at)
             elif not _was_settled(lease, reply):
                 try:
-                    self.held.remove(lease)
+                    self.leases.remove(lease)
                 except KeyError:
                     continue  # another thread has stopped the renewal meanwhile
                 lease.lost = True
@@ -129,7 +136,10 @@ class Renewer:
 
 
 def _was_settled(lease: Lease, reply: Reply) -> bool:
-    """Whether the lease's execution was settled during the request."""
+    """Whether the lease was refused because its own execution has ended, not lost it.
+
+    The execution may store its outcome while the request is being sent.
+    """
     try:
         return layout.read(reply.raw, "", "").token == lease.token
     except IdempotencyError:
@@ -140,7 +150,10 @@ RenewerT = TypeVar("RenewerT", bound=Renewer)
 
 
 class Renewers(Generic[RenewerT]):
-    """A renewer for each store: a store that does not reply must not delay the others."""
+    """The renewers of a process or an event loop, one for each store.
+
+    A store that does not reply must not delay the others.
+    """
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
         self._make = make
@@ -155,13 +168,14 @@ class Renewers(Generic[RenewerT]):
 
     def renewers(self) -> list[RenewerT]:
         """Returns the renewer of each store."""
-        # Not by iteration: another thread may add a store meanwhile.
+        # `keyrefs` returns a list. Iterating over the dictionary would fail if another thread adds
+        # a store meanwhile.
         stores = [reference() for reference in self._renewers.keyrefs()]
         return [self.renewer(store) for store in stores if store is not None]
 
-    def held(self) -> tuple[Lease, ...]:
-        """Returns the leases of this process, or of this event loop."""
-        return tuple(lease for renewer in self.renewers() for lease in list(renewer.held))
+    def leases(self) -> tuple[Lease, ...]:
+        """Returns the leases of this process, or of this event loop, in all stores."""
+        return tuple(lease for renewer in self.renewers() for lease in list(renewer.leases))
 
 
 class ThreadRenewer(Renewer):
@@ -178,27 +192,30 @@ class ThreadRenewer(Renewer):
     def reset(self) -> None:
         """See `Renewer`."""
         super().reset()
+        #: The thread that extends the leases; None if there is none, or it is about to end.
         self.thread: threading.Thread | None = None
-        #: The same thread until it is alive.
+        #: The same thread while `_check_thread` starts it, when ``is_alive()`` is still false.
         self._starting: threading.Thread | None = None
+        #: Any item ends the wait of the thread.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        #: When the thread, which waits, will look for due leases (seconds of `lease_now`).
         self.wakes_at = FOREVER
-        #: When the thread should have ended its current wait or request, and when a lease expires
-        #: if it has not (seconds of `lease_now`).
+        #: When the thread should have ended its current wait or request, and when the first lease
+        #: expires if it has not (seconds of `lease_now`). `_expect` sets both.
         self._expected_by = self.expires_at = FOREVER
 
     def start_renewal(self, lease: Lease) -> None:
         """See `Renewer`."""
-        self.held.add(lease)
+        self.leases.add(lease)
         self._check_thread()
         if lease.due < self.wakes_at:
             self._wake.put(None)
 
     def stop_renewal(self, lease: Lease) -> None:
         """See `Renewer`."""
-        self.held.discard(lease)
+        self.leases.discard(lease)
         lease.on_lost = ignore
-        if self.held:
+        if self.leases:
             self._check_thread()
 
     def _check_thread(self) -> None:
@@ -212,7 +229,7 @@ class ThreadRenewer(Renewer):
             logger.error(
                 "The idempotency heartbeat %s; another thread goes on with %s",
                 f"is {late:.1f} s late" if alive else "has died",
-                plural(len(self.held), "lease"),
+                plural(len(self.leases), "lease"),
             )
         self._expected_by = FOREVER
         thread = threading.Thread(
@@ -231,19 +248,21 @@ class ThreadRenewer(Renewer):
                 if self._wait_for_due():
                     self._extend(thread)
                 elif self.thread is thread:
-                    # Before the check: a lease that is added from now on starts another thread.
+                    # First `thread`, then the check: a lease that another thread adds after the
+                    # check finds no thread and starts one, so no lease is without a thread.
                     self.thread = None
-                    if self.held:
+                    if self.leases:
                         self._check_thread()
             except Exception as error:
-                # The leases must still be extended.
+                # The thread must go on, because without it the leases would expire.
                 text = "Unexpected error in the idempotency heartbeat, which continues"
                 log_apart(logger, logging.ERROR, text, exc_info=error)
 
     def _wait_for_due(self) -> bool:
         """Waits until a lease is due; returns False after a while without leases."""
         while True:
-            # Infinite while the set is read: a lease that is added meanwhile wakes the thread.
+            # Infinite while the leases are read, so that `start_renewal` wakes this thread for a
+            # lease that is added meanwhile.
             self.wakes_at = FOREVER
             due, now = self.next_due, lease_now()
             if due <= now:
@@ -257,7 +276,10 @@ class ThreadRenewer(Renewer):
                     return False
 
     def _expect(self, at: float) -> None:
-        """Expects the thread by `at`; it is late after another third of the shortest lease."""
+        """Notes that the thread should be done by `at` (seconds of `lease_now`).
+
+        A third of the shortest lease later, `_check_thread` replaces it.
+        """
         self._expected_by = at + max(self.shortest / 3, LEAST_DELAY)
         self.expires_at = at + self.shortest * 2 / 3
         renewers = self._heartbeat.renewers()
@@ -267,34 +289,37 @@ class ThreadRenewer(Renewer):
         if due := self.take_due():  # empty if the renewal was stopped meanwhile
             self._expect(lease_now() + self.timeout)
             run_sync(self.extend(due, lambda: self.thread is thread))
-            self._observe({lease.thread for lease in due if lease in self.held})
+            self._observe({lease.thread for lease in due if lease in self.leases})
 
     def _observe(self, threads: set[int]) -> None:
+        """Reads where the bodies are that run in these threads (by ``get_ident``)."""
         if threads:
-            # Only an execution that has lasted for a third of its lease loads the module.
+            # Imported here: most executions end before their lease is extended.
             from celery_idempotent.core.lease import stack
 
-            held = self._heartbeat.held()
+            all_leases = self._heartbeat.leases()
             for thread in threads:
-                if leases := [lease for lease in held if lease.thread == thread]:
+                if leases := [lease for lease in all_leases if lease.thread == thread]:
                     stack.observe(leases, self._heartbeat.on_observed)
 
 
 class Heartbeat(Renewers[ThreadRenewer]):
     """Extends the leases of this process.
 
-    A forked child has none of its parent's threads, and starts without leases. The renewers stay,
-    because every runtime keeps the one of its store.
+    A forked child has none of its parent's threads, and starts without leases. Its renewers are
+    reset rather than replaced, because each runtime refers to the one of its store.
     """
 
     def __init__(self) -> None:
-        #: Called each time that a thread has died or is late.
+        #: Called when a thread has died or is late; `contrib.prometheus` counts it.
         self.on_replaced: Callable[[], object] = lambda: None
         #: Called with the time (seconds of `lease_now`) at which a lease expires unless its
-        #: thread goes on; infinite without leases.
+        #: thread goes on; infinite without leases. `SharedCounters` sets it in a pool process, so
+        #: that the worker's main process can see a frozen one.
         self.on_expected: Callable[[float], object] = lambda _: None
-        #: Called with the leases of a thread, and the stack of their body, after each request;
-        #: None where it is read when an operator requests it.
+        #: Called with the leases of a thread, and the stack of their body, after each request.
+        #: `SharedCounters` sets it in a pool process; elsewhere it is None, and the stack is only
+        #: read when an operator asks for it.
         self.on_observed: Callable[[Sequence[Lease], list[str]], object] | None = None
         super().__init__(lambda: ThreadRenewer(self))
         at_fork(after_in_child=self._reset)

@@ -1,4 +1,7 @@
-"""Where a body is: file, line and function of its frames, without values and source lines."""
+"""Finds where a body is: file, line and function of its frames, without values and source lines.
+
+The heartbeat calls `observe` after each request, and `celery inspect` calls `stack_of`.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +41,21 @@ _FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
 def observe(
     leases: Sequence[Lease], note: Callable[[Sequence[Lease], list[str]], object] | None
 ) -> None:
-    """Passes where the body of these leases is, which are of one thread, to `note`.
+    """Passes `leases`, which are of one thread, and the stack of their body to `note`.
 
-    Logs it once an execution has lasted for ten of its leases, then each time that has doubled. A
-    long execution is no error, so the level is INFO: a time limit is what ends it.
+    It also logs an execution that has lasted for ten of its leases, and then each time that its
+    duration has doubled. A long execution is not an error (a time limit would end it), so the level
+    is INFO.
     """
     now = lease_now()
-    long = [lease for lease in leases if lease.logged_at <= now]
+    long = [lease for lease in leases if lease.log_due <= now]
     if note is None and not long:
         return
     lines = stack_of(leases[0])
     if note is not None:
         note(leases, lines)
     for lease in long:
-        lease.logged_at = 2 * now - lease.started_at
+        lease.log_due = 2 * now - lease.started_at
     for lease in long[:1]:
         others = f" and {len(long) - 1} others" if len(long) > 1 else ""  # of a batch
         log_apart(
@@ -64,10 +68,11 @@ def observe(
 def stack_of(lease: Lease) -> list[str]:
     """Returns ``file:line function`` of the body's frames, the innermost last.
 
-    They begin with the body, if this package has called it; a block is a part of its caller.
-    Empty if the thread or the greenlet has ended, or the greenlet runs in another thread.
+    The first is that of the body. A ``with`` block is not a function of its own: for it, the
+    innermost frames of the thread are returned. Empty if the thread or the greenlet has ended, or
+    the greenlet runs in another thread.
     """
-    # The heartbeat of a patched process is a greenlet beside that of the body.
+    # With gevent or eventlet, this thread is the body's own: both are greenlets in it.
     frames = [] if lease.thread == get_ident() else _frames_of_thread(lease.thread)
     frames = frames or _frames_of_greenlet(lease.greenlet())
     ours = (n for n, (file, *_) in enumerate(frames) if file.startswith(_LEFT_OUT[0]))

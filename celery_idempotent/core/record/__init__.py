@@ -1,4 +1,7 @@
-"""The record of a key: its fields, bytes and parts. No I/O."""
+"""The record of a key, and the payloads that records hold, as values. No I/O.
+
+`layout` describes and reads the bytes; `core.store` gets them from Redis.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.core.printable import printable
 from celery_idempotent.errors import NotReadyError
 
-#: Maximum bytes of a tail.
+#: Maximum bytes of a tail: its length is stored in one byte.
 _MAX_TAIL = 255
 
 
@@ -32,9 +35,10 @@ class State(str, Enum):
 
 
 class Tail(NamedTuple):
-    """What no script reads: one line for each field, so a new one goes to the end.
+    """The part of a record that scripts copy without reading it: one line for each field.
 
-    Readers ignore lines that a later version has added. `Record` has a field for each.
+    Readers ignore lines that a later version has added, so a new field goes to the end. `Record`
+    has a field of the same name for each.
     """
 
     #: Encoding of the body (serializer, compression); empty if no value is stored.
@@ -82,25 +86,27 @@ class Record:
     #: When Redis deletes the record; None if the expiry was not read.
     expires_at: datetime | None = None
 
-    #: End of the lease (STARTED), of the reservation (RESERVED), or of the time for sending; else
-    #: when the outcome was stored. Milliseconds.
+    #: Milliseconds since the epoch: the end of the lease (STARTED), of the reservation (RESERVED)
+    #: or of the time for sending the continuation; of any other outcome, when it was stored.
     at_ms: int = field(default=0, repr=False)
-    #: Deadline for one delivery to send callbacks, the rest of a chain or a chord's count;
-    #: milliseconds. 0: they were sent, or there are none.
+    #: Until when (milliseconds since the epoch) one delivery may send the continuation, while no
+    #: other delivery sends it. 0: it was sent, or there is none.
     sending_until_ms: int = field(default=0, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
-    #: These three as in `Tail`.
+    #: This field and the next two are those of `Tail`.
     label: str = field(default="", repr=False)
     format: str = field(default="", repr=False)
     traceparent: str = field(default="", repr=False)
     #: The encoded outcome, or why no value is stored; before the outcome, the finished steps.
     body: bytes = field(default=b"", repr=False)
-    #: The first generation of the message that continues: its retry, or after a replacement.
+    #: The lowest generation (see lua/begin.lua) of a message that may go on under the key: of the
+    #: retry or, after ``Task.replace``, of a later replacement by the same task. 0: none.
     awaited: int = field(default=0, repr=False)
     #: How the execution of a STARTED record ended; None if it runs, or its end was not seen.
     #: ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process ended its
     #: lease. ``process_exit``: the body ended its process.
     ended_by: str | None = field(default=None, repr=False)
+    #: Decodes the body; given by the store that has read the record.
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -163,7 +169,9 @@ def utc(seconds: float) -> datetime:
 #: Begins the format of a value that is stored outside Redis.
 OFFLOADED = "@"
 
-#: The fields that hold a payload: in a record, a row (its outbox) or a message.
+#: What a payload can be: the outcome of a record, the outbox in a row, a kept message, or the
+#: newest arguments of a message. The name is shown in errors and is part of what encryption
+#: authenticates.
 RESULT, ERROR, OUTBOX, MESSAGE = "result", "error", "outbox", "message"
 ARGUMENTS = "arguments"
 

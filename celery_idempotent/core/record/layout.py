@@ -46,10 +46,11 @@ _STATES = {
     **dict.fromkeys(b"VTtD", State.COMPLETED),
     **dict.fromkeys(b"EX", State.FAILED),
 }
-#: Letters of outcomes whose continuation is to be sent; of a call that another task answers; of one
-#: that a newer one has replaced; of a dead execution.
+#: Letters. T, t: the result is stored, and the continuation is to be sent. D: the outcome is that
+#: of another task. X: a newer call has replaced this one. a: the lease of an execution has ended.
 _SENDING, _DELEGATED, _REPLACED, _DEAD = b"Tt", ord("D"), ord("X"), ord("a")
-#: The owner of a call that never continues, since a newer one has taken its place.
+#: The `owner` of a call whose place a newer call has taken, as lua/begin.lua writes it: a
+#: generation that no message reaches, so the call never continues.
 _SUPERSEDED = 10**16 - 1
 #: Format of a result that another task will return.
 DELEGATED = "=task"
@@ -57,7 +58,8 @@ DELEGATED = "=task"
 UNFINISHED = (b"W", b"B", b"A", b"b", b"a")
 #: Bytes of an execution id.
 ID_BYTES = 8
-#: How a parent process has seen an execution end, or a body has ended its process.
+#: How an execution ended without an outcome: reported by the worker's main process or, if its body
+#: has ended the process, by the process itself.
 HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED, PROCESS_EXIT = ENDS = (
     "hard_time_limit",
     "process_lost",
@@ -68,7 +70,7 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED, PROCESS_EXIT = ENDS = (
 _FIXED = 15
 #: Bytes of a task id. AMQP allows 255.
 _MAX_TASK_ID = 1000
-#: More bytes than precede the body of a record.
+#: Reading so many bytes of a record reads all fields before its body.
 HEAD_BYTES = 2048
 #: As `str` formats a UUID; `UUID` would also accept other forms.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -106,7 +108,7 @@ def _unpack(raw: bytes) -> _Fields:
 
 
 class Head(NamedTuple):
-    """The fields of fixed position."""
+    """The fields at the start of a record, whose position is fixed."""
 
     letter: bytes
     token: int
@@ -224,12 +226,12 @@ def is_poisoned(record: Record) -> bool:
 
 
 def is_superseded(record: Record) -> bool:
-    """Whether a newer call, whose id is the body, has taken the place of a message."""
+    """Whether a newer call, whose id is the body, has taken the place of one that had not begun."""
     return record.state is State.COMPLETED and record.awaited == _SUPERSEDED
 
 
 def is_replaced(record: Record) -> bool:
-    """Whether a newer call, whose id is the body, has taken the key from a running one."""
+    """Whether a newer call, whose id is the body, has taken the key from one that was running."""
     return record.state is State.FAILED and record.awaited == _SUPERSEDED
 
 

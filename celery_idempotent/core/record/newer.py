@@ -1,4 +1,7 @@
-"""The newer call that a record names, whose message has taken its place or replaced its run."""
+"""Errors of a call whose place a newer call has taken: see `extensions.replace` and `.newest`.
+
+The body of the older call's record is then the task id of the newer one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Finished steps of an execution, stored one after another in the body of its record.
 
-The newest arguments of a message are stored as a step without a name.
+The newest arguments of a message (``extensions.newest``) are stored as a step without a name.
 
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. If a name occurs twice, the later entry wins.
@@ -11,8 +11,8 @@ from __future__ import annotations
 from celery_idempotent.errors import CorruptRecordError
 
 _MAX_NAME = 1000
-#: The name of the entry with the newest arguments of a message; no step has it.
-ARGUMENTS = ""
+#: The name of the entry with the newest arguments of a message; `write` refuses it for a step.
+NEWEST_ARGUMENTS = ""
 
 
 def write(name: str, form: str, value: bytes) -> bytes:
@@ -28,7 +28,7 @@ def write(name: str, form: str, value: bytes) -> bytes:
 
 def write_arguments(form: str, value: bytes) -> bytes:
     """Returns the entry of the newest arguments."""
-    return _write(ARGUMENTS, form, value)
+    return _write(NEWEST_ARGUMENTS, form, value)
 
 
 def _write(name: str, form: str, value: bytes) -> bytes:

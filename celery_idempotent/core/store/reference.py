@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from celery_idempotent.core.key import letters
+from celery_idempotent.core.key import text_digest
 from celery_idempotent.core.record import Record, layout
 
 #: Precedes the digest, where a record's name has the quoted name of its task.
@@ -61,7 +61,7 @@ class Reference(NamedTuple):
 
 def name(prefix: str, task_id: str) -> str:
     """Returns the name of the reference of `task_id` in Redis."""
-    digest = letters(b"reference" + task_id.encode(errors="surrogatepass"))
+    digest = text_digest(b"reference" + task_id.encode(errors="surrogatepass"))
     return f"{prefix}:{MARK}{digest}"
 
 

@@ -14,7 +14,7 @@ from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, log_extra, report
 from celery_idempotent.core.flow.forget import delete_message, forget_call
-from celery_idempotent.core.key import Key, letters
+from celery_idempotent.core.key import Key, text_digest
 from celery_idempotent.core.payload.value_codec import DATA_ONLY, dump
 from celery_idempotent.core.printable import one_line, printable
 from celery_idempotent.core.record import State
@@ -138,7 +138,7 @@ class EndedCall(NamedTuple):
     def version(self) -> str:
         """Names the outcome, and all that running it again publishes."""
         published = dump(self.message and dict(self.message), "json").body
-        return f"{self.state}-{self.token}-{letters(published)}"
+        return f"{self.state}-{self.token}-{text_digest(published)}"
 
     @property
     def summary(self) -> str:

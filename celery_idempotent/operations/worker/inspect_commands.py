@@ -311,7 +311,7 @@ def _stack(pid: int, record: Record) -> list[str]:
 
     A child notes it a third of the lease after the begin for the first time.
     """
-    for lease in this_process.held():
+    for lease in this_process.leases():
         if lease.token == record.token and str(lease.key) == record.key:
             return stack_of(lease)
     return worker.counters.stack(pid, record.token) if worker.counters else []

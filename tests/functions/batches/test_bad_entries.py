@@ -91,7 +91,7 @@ def test_one_bad_key_sank_a_batch(calls: Calls, key: str, bad: str) -> None:
     assert errors == {}
     entries, _ = calls.use_batch([keys[0], keys[2]])
     assert [entry.replay for entry in entries] == [1, 2]
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
 
 
 def test_a_derived_key_is_refused(calls: Calls, key: str) -> None:
@@ -150,7 +150,7 @@ def test_equal_keys_of_different_types_are_not_begun_under_one_name(calls: Calls
     assert decisions(entries) == [Decision.RUN, Decision.REJECTED]
     assert "of another type" in str(entries[1].error)
     assert errors == {}
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
 
 
 def test_a_bad_record_is_the_error_of_its_entry(calls: Calls, client: Redis, key: str) -> None:

@@ -83,7 +83,7 @@ def test_the_end_of_the_block_releases_pending_keys(idem: Idempotency, key: str)
 
     with idem.begin_many([one, two]) as again:
         assert decisions(again) == [Decision.REPLAY, Decision.RUN]
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
 
 
 def test_steps_of_an_entry_run_once(idem: Idempotency, key: str) -> None:
@@ -104,7 +104,7 @@ def test_a_repeated_key_is_released_once(idem: Idempotency, key: str) -> None:
     batch.release_many([key, key])
 
     assert batch.pending == []
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
     with idem.begin_many([key]) as again:
         assert decisions(again) == [Decision.RUN]
 
@@ -122,7 +122,7 @@ def test_an_interruption_releases_keys_that_are_not_encoded(idem: Idempotency, k
         with pytest.raises(KeyboardInterrupt):
             batch.complete_many({one: 1, two: Interrupting()})
         assert not batch.pending
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
     with idem.begin_many([one, two]) as again:
         assert decisions(again) == [Decision.REPLAY, Decision.RUN]
 
@@ -143,7 +143,7 @@ def test_an_interrupted_write_does_not_leave_leases_that_are_renewed(
             batch.complete_many()
         monkeypatch.undo()
         assert batch.pending == []
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
     assert decisions(idem.begin_many([key])) == [Decision.REPLAY]
 
 
@@ -163,11 +163,11 @@ def test_the_heartbeat_renews_all_leases(server: RedisServer, key: str) -> None:
 
 def test_a_batch_that_is_dropped_is_not_renewed(idem: Idempotency, key: str) -> None:
     batch = idem.begin_many([key])
-    assert heartbeat.held()
+    assert heartbeat.leases()
 
     del batch
 
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
 
 
 def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, key: str) -> None:

@@ -82,7 +82,7 @@ def test_its_keys_are_rejected_and_the_others_go_on(
     for (decision, error, _), is_affected in zip(results, affected, strict=True):
         assert decision is (Decision.REJECTED if is_affected else Decision.RUN)
         assert isinstance(error, StoreUnavailableError) is is_affected
-    assert not heartbeat.held()
+    assert not heartbeat.leases()
 
 
 def test_if_no_node_of_a_batch_replies_the_call_fails(

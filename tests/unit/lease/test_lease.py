@@ -93,7 +93,7 @@ class TestDue:
         lease = lease_of(seconds, sent_at=clock())
         clock.now += seconds / 3
 
-        lease.unanswered()
+        lease.schedule_retry()
 
         assert lease.due - clock() == pytest.approx(again)
 

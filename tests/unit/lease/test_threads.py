@@ -41,7 +41,7 @@ def test_leases_are_read_while_threads_add_and_remove_them() -> None:
     renewer = Renewer()
     times = {"due": 1.0, "due_with_others": float("inf"), "seconds": 60.0}
     leases = [cast("Lease", SimpleLease(**times)) for _ in range(200)]
-    renewer.held.update(leases[THREADS:])
+    renewer.leases.update(leases[THREADS:])
 
     def add_and_remove(number: int) -> None:
         renewer.start_renewal(leases[number])
