@@ -49,10 +49,9 @@ class Lease:
         store: the store that has the record.
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease_now`, read before the request that granted the lease was sent.
-        on_lost: called once, in the heartbeat's thread, with the current record, when the server
-            refuses to extend the lease. When the renewal stops, `ignore` replaces it: `on_lost`
-            refers to the call and the call to the lease, and only the garbage collector would free
-            this cycle.
+        on_lost: called once with the record, in the heartbeat's thread, when the server replies
+            that the lease is lost. `ignore` replaces it when the renewal stops: `on_lost` refers to
+            the call, the call to the lease, and only the garbage collector would free this cycle.
     """
 
     def __init__(

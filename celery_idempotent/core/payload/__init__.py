@@ -1,1 +1,4 @@
-"""Converts values to bytes and back: serialization, compression, offload."""
+"""Converts values to payloads and back: serialization, compression, encryption, offload.
+
+`codec.PayloadCodec` is the way in for the flow and for tools; the other modules are its parts.
+"""

@@ -1,4 +1,7 @@
-"""Decompresses payloads, up to a limit, which kombu's own functions lack."""
+"""Decompresses payloads up to a limit, which kombu's own functions lack.
+
+Without it, a short body that someone has written to Redis could fill the memory of a worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The result of a task that has replaced another one, which is the outcome of that one's key."""
+"""Reads the outcome of a key whose task has replaced itself by another (``Task.replace``).
+
+The record then has only the id of the other task, whose result is in the result backend.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Stores payloads that are too large for a record: the record then holds the name of an object."""
+"""Stores payloads that are too large for a record in ``idempotency_offload_backend``.
+
+The record then holds the name of the object. Its key, token and field make the name, so no two
+executions write the same object.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names the part of a value that its serializer refuses, by type only."""
+"""Finds the part of a value that the serializer refuses, and names its type.
+
+The outcome is then stored without a value, and this text is the reason that duplicates get.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def refusal(
         does: the serializer, and what it cannot do.
 
     Raises:
-        Exception: `error`, if a signal handler has raised it, and not the serializer.
+        Exception: `error`, if the serializer accepts `value` now: then a signal handler raised it.
     """
 
     def fails(part: Any) -> bool:

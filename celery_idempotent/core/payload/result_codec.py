@@ -22,8 +22,9 @@ from celery.utils.serialization import (
 )
 from kombu.utils.json import dumps
 
-#: Exceptions that control Celery or its pool; a MemoryError ends a prefork worker. WorkerLostError
-#: is storable, for copies of a lost message: Celery requeues a lost message only once.
+#: Exceptions that control Celery or its pool, so a replay must not raise them: a MemoryError ends a
+#: prefork worker. WorkerLostError is not among them: Celery requeues a lost message only once, and
+#: other copies of it get that error.
 _CONTROL_FLOW = (TaskPredicate, Terminated, MemoryError)
 
 
@@ -49,7 +50,7 @@ def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
         raise TypeError("not a stored error")
     found: Any = sys.modules.get(module)
     for attribute in name.split("."):
-        # Not getattr: a module may import others on access.
+        # Not getattr: the ``__getattr__`` of a module may import others.
         found = vars(found).get(attribute) if isinstance(found, (ModuleType, type)) else None
     if found is None:
         return None
@@ -77,7 +78,8 @@ class ResultCodec:
         """
         if self.app:
             error = get_pickleable_exception(error)
-        # Not by the backend's own method: its serializer may not be JSON.
+        # The backend's own method would encode the arguments for its serializer, which may not be
+        # JSON.
         return {
             "exc_type": type(error).__qualname__,
             "exc_message": ensure_serializable(error.args, dumps),
@@ -105,7 +107,7 @@ class ResultCodec:
             try:
                 error = cls(*arguments)
             except Exception:
-                # Its constructor does not take the arguments in `args`.
+                # The constructor of the class takes other arguments than those in ``args``.
                 error = cls.__new__(cls)
         # A constructor may build a message from its arguments. Called with that message, it would
         # build a longer one each time that the error is stored and restored.

@@ -1,7 +1,7 @@
-"""Serializes and restores values: all callers get the restored value.
+"""Serializes and restores values, without encryption and offload.
 
 With JSON, a tuple becomes a list, and ``{1: 2}`` becomes ``{"1": 2}``. The first caller of a
-function also gets the restored value, so it equals that of every duplicate.
+function also gets the restored value, so that all callers get an equal one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
 #: Minimum bytes of data to compress.
 COMPRESSION_THRESHOLD = 1024
 #: Maximum bytes of data to compress, and to accept from decompression: a short body that someone
-#: else has written to Redis may contain a thousand times as many.
+#: has written to Redis may decompress to a thousand times its length.
 MAX_DECODED = 8 * 1024 * 1024
 
 #: Content types that every process can read: a decoder of JSON executes no code.
@@ -47,7 +47,7 @@ _EXACT_TYPES = frozenset({int, float, bool, type(None)})
 def is_unchanged(value: Any, serializer: str | None) -> bool:
     """Returns whether :func:`load` is known to restore `value` as it is."""
     kind = type(value)
-    # Other text may change: JSON joins two surrogates into one character.
+    # Text that is not ASCII may have two surrogates, which JSON joins into one character.
     is_exact = kind in _EXACT_TYPES or (kind is str and value.isascii())
     return is_exact and serializer in _EXACT_SERIALIZERS
 

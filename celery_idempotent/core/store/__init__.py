@@ -1,4 +1,8 @@
-"""The records in Redis; apart from `testing`, only this package imports redis-py."""
+"""The records in Redis: commands, the scripts that execute them, and the transports to the server.
+
+Callers build a command with `commands` and pass it to `record_store.RecordStore`. Apart from
+`testing`, only this package imports redis-py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ T = TypeVar("T")
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs `coroutine`, which must never suspend, and returns its result.
 
-    The coroutines of a store with a blocking transport block instead of suspending.
+    Blocking and asyncio code share their coroutines. With a blocking transport, these block where
+    they would suspend on an event loop.
 
     Raises:
         RuntimeError: if the coroutine waits for an event loop.

@@ -1,4 +1,8 @@
-"""Commands on a record: each transition as a value, for every transport."""
+"""Commands on a record: each transition as a value that every transport can send.
+
+A function for each transition fills in the arguments that the head of its script lists. Nothing is
+sent here.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Payload, Record, Tail, layout
 from celery_idempotent.core.store.scripts import Script, load
 
-#: The keys of a script: the record of the key or message, the slot and the turn of the key.
+#: What a script's KEYS can be: the record of the key or of a message, the slot of the key, its
+#: turn.
 RECORD, SLOT, TURN = "record", "slot", "turn"
 _EMPTY, _NO_TAIL = Payload("", b""), Tail()
-#: In the arguments of a command: the server time after which a copy of it does nothing.
+#: Stands in the arguments of a command for the deadline, which `RecordStore` puts in its place.
 DEADLINE: Any = object()
-#: In `begin`: the call takes the key from a running one; from a dead one, and answers for it.
+#: Values of `replaces` in `begin`. 1: the call takes the key from a running one. 2: it takes it
+#: from a dead one, whose record then refers to it.
 REPLACES, REPLACES_DEAD = 1, 2
-#: Passed to `forget` for a record that cannot be read.
-UNREADABLE = "?"
-#: Passed to `forget` if there was no record.
-NO_RECORD = "0"
-#: Returns the W3C traceparent of the current span, or "": a replay is linked to the execution which
-#: it repeats. Set by `contrib.opentelemetry`.
+#: What `forget` gets in place of a record that cannot be read, or that does not exist.
+UNREADABLE, NO_RECORD = "?", "0"
+#: Returns the W3C traceparent of the current span, or "". The record stores it, so that the span of
+#: a replay can link to that of the execution. `contrib.opentelemetry` sets it.
 current_traceparent: Callable[[], str] | None = None
 
 
@@ -31,9 +35,9 @@ class Command(NamedTuple):
 
     script: Script
     key: Key
-    #: In the order of the script's head; the name of the task's result follows.
+    #: The script's KEYS, each one of `RECORD`, `SLOT` and `TURN`; `result_name` follows, if set.
     keys: tuple[str, ...]
-    #: In the order of the script's head.
+    #: The script's ARGV.
     arguments: list[Any]
     #: Name of the task's result in its result backend, if the script also writes that.
     result_name: str | bytes = b""
@@ -74,8 +78,8 @@ def begin(
 
     Args:
         retention_ms: how long a dead execution is remembered.
-        hold_ms: if the messages of the key are deduplicated when they are published: how long this
-            one keeps its reservation, at least, if it has to wait.
+        hold_ms: how long the message keeps its reservation, at least, if it has to wait. 0:
+            messages of the key are not deduplicated when they are published, so there is no slot.
         replaces: as in lua/begin.lua.
     """
     arguments = [
@@ -139,9 +143,9 @@ def complete(
         sending_ms: how long sending the continuation may take; 0: there is none. `backend_result`
             is only for a task without a continuation.
     """
-    about: dict[str, Any] = {"payload": result, "tail": tail, "retention_ms": retention_ms}
+    outcome: dict[str, Any] = {"payload": result, "tail": tail, "retention_ms": retention_ms}
     letter = "T" if sending_ms else "V"
-    return _settle(key, token, letter, at_ms=sending_ms, result=backend_result, **about)
+    return _settle(key, token, letter, at_ms=sending_ms, result=backend_result, **outcome)
 
 
 def mark_sent(key: Key, token: int) -> Command:
@@ -173,8 +177,8 @@ def delegate(
         task_id: of the other task, and the format that says whether it stores its result.
         generation: of the first message of this task that continues under the key.
     """
-    about: dict[str, Any] = {"payload": task_id, "tail": tail, "retention_ms": retention_ms}
-    return _settle(key, token, "D", owner=generation, **about)
+    outcome: dict[str, Any] = {"payload": task_id, "tail": tail, "retention_ms": retention_ms}
+    return _settle(key, token, "D", owner=generation, **outcome)
 
 
 def release(key: Key, token: int, *, retention_ms: int) -> Command:
@@ -250,8 +254,9 @@ def reserve(
     Args:
         key: of the message's record.
         hold_ms: how long the key is reserved; 0 gives the reservation back.
-        after_running: whether a message is needed while a call runs, for a key that may run again.
-        arguments: these four as in lua/queue.lua.
+        after_running: reserve also while an execution runs, for a key that may run again: the
+            message that is published then runs after it.
+        arguments: this one and the next three as in lua/queue.lua.
     """
     keys = (SLOT, RECORD, TURN) if key.message and not after_running else (SLOT, RECORD)
     message = layout.write_task_id(task_id), DEADLINE, hold_ms, key.fingerprint, tail.to_bytes()

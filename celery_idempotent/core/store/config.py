@@ -9,7 +9,7 @@ from typing import Any
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.store.url import redacted
 
-#: Options for the Sentinels, not for the master.
+#: Options for the connections to the Sentinels; all others are for those to the master.
 SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 #: Maximum seconds that a command waits for replicas.
 LONGEST_WAIT = 1.0

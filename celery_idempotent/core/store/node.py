@@ -1,4 +1,7 @@
-"""The servers that hold records, each with a circuit breaker and an outage log of its own."""
+"""The circuit breaker and the log of outages, one of each for every server that has records.
+
+`RecordStore` checks the breaker before each command, and records replies and failures in it.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,10 @@ class Breaker:
     def __init__(self, probe: Callable[[], Awaitable[None]], node: str = "") -> None:
         self._probe = probe
         self._name = f"The Redis node {node}" if node else "Redis"
+        #: Seconds between the last two probes, and when the next is due (seconds of `monotonic`).
         self._delay = 0.0
         self._probe_at = 0.0
-        #: Consecutive.
+        #: Consecutive commands without a reply.
         self.failures = 0
         #: Whether commands fail without being sent.
         self.open = False
@@ -58,11 +62,11 @@ class Breaker:
         if not self.open:
             return
         if self.failures < THRESHOLD:
-            self.open = False  # a reply arrived while another thread was opening it
+            self.open = False  # another thread reset `failures` while this one opened the breaker
             return
         remaining = self._probe_at - monotonic()
         if remaining <= 0:
-            self._set_delay()  # commands of other callers fail until the probe has ended
+            self._set_delay()  # first, so that other callers fail at once instead of probing too
         if remaining > 0:
             raise StoreUnavailableError(
                 f"{self._name} cannot be reached: it has not replied {self.failures} times in a "
@@ -106,15 +110,16 @@ class OutageLogger:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        #: In this outage.
+        #: Number of failed calls in the current outage; 0 without one.
         self.failed_calls = 0
         self._since = 0.0
         self._repeats = Repeats()
 
     def count_failure(self) -> int | None:
-        """Counts a call without a reply, or with an error.
+        """Counts a call that got no reply, or an error.
 
-        Returns how many earlier calls its line stands for; None: do not log it.
+        Returns the number of earlier failures that were not logged, for the line about this one;
+        None if this one is not to be logged either.
         """
         self.failed_calls += 1
         if self.failed_calls == 1:
@@ -139,11 +144,11 @@ class OutageLogger:
 class Node:
     """A single server, a node of a cluster, or the cluster while the node of a record is unknown.
 
-    One for each process, since another process may reach what this one does not.
+    Its state is not shared between processes, since one may reach a server that another cannot.
 
     Args:
         name: host and port of a cluster's node; else empty.
-        probe: sends it a PING.
+        probe: sends a PING to the node of this name.
     """
 
     def __init__(

@@ -1,4 +1,9 @@
-"""The records in Redis: executes commands and reads records."""
+"""The records in Redis: executes commands and reads records.
+
+All other packages reach Redis through `RecordStore`: the flow and the heartbeat with commands,
+operations with reads. It adds to the transports what belongs to records: names, deadlines, circuit
+breakers, replicas and errors.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +52,17 @@ if TYPE_CHECKING:
     from celery_idempotent.core.store.tracking import InvalidationListener
     from celery_idempotent.core.store.transport.client import ClientTransport
 
-#: With ``idempotency_wait_replicas``: replies after a write that must not be lost. Redis replies
-#: before it replicates. If the master fails in between, the begin of a running execution is lost,
-#: and the promoted replica grants another. WAIT closes most of that gap, not all: a replica that
-#: did not acknowledge the write may be promoted.
-WRITTEN = ("begun", "ok")
-#: The names of the keys of a script.
+#: Replies of a script that has written what must not be lost. With ``idempotency_wait_replicas``, a
+#: WAIT follows: Redis replies before it replicates, so if the master fails in between, the begin of
+#: a running execution is lost, and the promoted replica grants another. WAIT closes most of that
+#: gap, not all: a replica that did not acknowledge the write may be promoted.
+_DURABLE_REPLIES = ("begun", "ok")
+#: How the names of a script's KEYS are derived from the key.
 _NAMES = {RECORD: StoreConfig.name, SLOT: StoreConfig.slot_name, TURN: StoreConfig.turn_name}
-#: The reply of a script to a copy of a command that comes after its deadline.
+#: The reply of a script to a copy of a command that arrives after its deadline.
 LATE = "late"
-#: In errors of a server that may accept the same command later: a type's name, or a code in the
-#: text, since Redis 6 wraps errors in scripts.
+#: Found in the errors of a server that may accept the same command later: as the name of redis-py's
+#: exception or, since Redis 6 wraps errors in scripts, as an error code in the text.
 _TEMPORARY = re.compile("ReadOnly|READONLY|OutOfMemory|OOM|ClusterDown|MISCONF|NOREPLICAS")
 #: Seconds after an error before another reference is written.
 RETRY_REFERENCES_AFTER = 30.0
@@ -101,7 +106,8 @@ class RecordStore:
     ) -> None:
         self.config = config
         self.is_async = is_async
-        #: A single server; in a cluster, the node of a record that is not known.
+        #: The single server; in a cluster, it stands for the node of a record while that is
+        #: unknown.
         self.node = Node(config, "", self._probe)
         self._nodes = {"": self.node}
         self.decode, self.view = decode, view or decode
@@ -114,10 +120,11 @@ class RecordStore:
             self._transport = ClientTransport(config, is_async=is_async)
         #: Created by the first wait for a change.
         self._listener: InvalidationListener | None = None
-        # The heartbeat needs a shorter timeout than other callers.
+        #: Has connections of its own, because the heartbeat needs a shorter timeout than others.
         self._heartbeat_transport: ServerTransport | ClientTransport | None = None
+        #: Whether the server has refused to write a record and a Celery result in one script.
         self._refuses_second_key = False
-        #: Seconds of `clock.monotonic`.
+        #: When references may be written again after an error (seconds of `clock.monotonic`).
         self._no_references_until = 0.0
         self.instances.add(self)
 
@@ -136,7 +143,7 @@ class RecordStore:
         return node
 
     def _call(self, command: Command, deadline: Deadline | None = None) -> list[Any]:
-        """Returns the command for Redis."""
+        """Returns the EVALSHA command for Redis."""
         script, key, kinds, arguments, result_name = command
         names: list[str | bytes] = [_NAMES[kind](self.config, key) for kind in kinds]
         if result_name:
@@ -158,7 +165,8 @@ class RecordStore:
             command = commands.without_backend_result(command)
         script, key = command.script, command.key
         breaker = self.node_of(key).breaker
-        # An outcome must not be lost, and its sender waits between attempts.
+        # An outcome is sent even while the breaker is open: it must not be lost if Redis is back
+        # before the next probe. Its sender pauses between attempts, so it floods nothing.
         if breaker.open and not commands.stores_outcome(command):
             await breaker.check()
         wait: tuple[Any, ...] = ()
@@ -188,8 +196,8 @@ class RecordStore:
             if monotonic() >= until:
                 raise _too_late(deadline)
             deadline.seconds = min(2 * deadline.seconds, self.config.timeout)
-        if wait and reply.case in WRITTEN and replies[1] < self.config.wait_replicas:
-            # Treated as failed, since the command can be resent.
+        if wait and reply.case in _DURABLE_REPLIES and replies[1] < self.config.wait_replicas:
+            # The caller treats the command as failed and may send it again: the reply is the same.
             raise StoreUnavailableError(
                 f"the write reached the primary, but only {replies[1]} of "
                 f"{self.config.wait_replicas} replicas within {self.config.wait_timeout:g} s "
@@ -200,7 +208,8 @@ class RecordStore:
     async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:
         """Completes a record after the server refused to write the task's result with it.
 
-        A proxy may shard the keys, or an ACL may allow only one of them.
+        A proxy may shard the keys, or an ACL may allow only one of them. Unless the error is
+        temporary, the store never tries again.
         """
         reply = await self.execute(commands.without_backend_result(command))
         if not (self._refuses_second_key or _TEMPORARY.search(f"{type(error).__name__} {error}")):
@@ -216,9 +225,10 @@ class RecordStore:
     ) -> bool:
         """Writes the `result` of a replay; returns whether the result backend has it now.
 
-        The command `refer`, which writes a reference, is sent with it.
+        Raises no Redis error: on False, Celery writes the result through the result backend.
 
-        Raises no Redis error: the result backend can write the result itself.
+        Args:
+            refer: a command of :func:`reference.command`, sent in the same round trip.
         """
         breaker = self.node_of(key).breaker
         if self._refuses_second_key or breaker.open:
@@ -242,20 +252,21 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if Redis does not reply; on a cluster, if no such node does.
         """
-        refused: dict[Node, StoreUnavailableError] = {}
+        unavailable: dict[Node, StoreUnavailableError] = {}
         nodes = [self.node_of(command.key) for command in batch]
         for node in dict.fromkeys(nodes):
             try:
                 await node.breaker.check()
             except StoreUnavailableError as error:
-                refused[node] = error
-        sent = [command for command, node in zip(batch, nodes, strict=True) if node not in refused]
-        if refused and not sent:
-            raise next(iter(refused.values()))
+                unavailable[node] = error
+        sent = [c for c, node in zip(batch, nodes, strict=True) if node not in unavailable]
+        if unavailable and not sent:
+            raise next(iter(unavailable.values()))
         replies = iter(await self._execute_in_time(sent))
-        return [refused.get(node) or next(replies) for node in nodes]
+        return [unavailable.get(node) or next(replies) for node in nodes]
 
     async def _execute_in_time(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """Sends `batch`, and again those commands that the server has executed too late."""
         until = monotonic() + self.config.timeout
         deadline = Deadline(self._transport.clock, self.config.timeout)
         replies = await self._execute_all(batch, self._transport, deadline)
@@ -299,7 +310,8 @@ class RecordStore:
         try:
             replies = await transport.send(*calls, deadline=deadline)
         except CONNECTION_ERRORS as error:
-            # The timeout of a heartbeat, which has no deadline, is too short to blame the server.
+            # A heartbeat, which has no deadline, has too short a timeout to blame the server for
+            # it.
             for breaker in dict.fromkeys(breakers) if deadline else ():
                 _record(breaker, error)
             raise translate_error(error, "") from error
@@ -332,8 +344,8 @@ class RecordStore:
     async def get(self, key: Key) -> Record | None:
         """Returns the record of a key with its expiry, or None.
 
-        For a key that may run again, it is that of the execution that runs, or of the message that
-        waits, or of the last execution. A message that waits for any other key is RESERVED.
+        A key that may run again has several records. Returned is that of the running execution,
+        else that of the published message that waits, else that of the last execution.
 
         Raises:
             CorruptRecordError: if the record cannot be read.
@@ -479,11 +491,11 @@ class RecordStore:
 
 
 def _record(breaker: Breaker, error: Exception) -> None:
-    """Counts missing replies as failures, but not an error reply of the server."""
+    """Counts a missing reply as a failure; an error reply shows that the server is reachable."""
     if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
         breaker.record_success()
     else:
-        # A command that times out has been sent twice.
+        # The transport has sent a command that times out twice.
         breaker.record_failure(2 if isinstance(error, RedisTimeoutError) else 1)
 
 

@@ -1,4 +1,7 @@
-"""The names of records: patterns for SCAN, and the keys that they represent."""
+"""Reads the names of records: patterns for SCAN, and the keys that names represent.
+
+`StoreConfig.name` writes these names. Other programs' names in the same Redis are ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from urllib.parse import quote, unquote
 
 from celery_idempotent.core.key import Key
 
-#: The limit is for pages: no task has so long a name.
+#: ``task:digest``. The limit keeps forged names out of pages; no task has so long a name.
 _KEY = re.compile(r"[^:]{1,1000}:~?[A-Za-z0-9_-]{22}")
 
 
 def key_of(text: str, prefix: str) -> Key | None:
     """Returns the key of a record's name, or of a `Record.key`; None if it is neither."""
-    # In this order, because a task may have the same name as the prefix.
+    # A name first: if a task is named like the prefix, its name also begins like a key.
     return key_of_name(text, prefix) or _key(text)
 
 
@@ -39,7 +42,7 @@ def _key(text: str) -> Key | None:
 def pattern(prefix: str, task: str | None) -> str:
     """Returns the pattern for the names of all records and slots, or of those of one task.
 
-    It also matches other names.
+    It may also match names of other programs: check each with `key_of_name` or `key_of_slot`.
     """
     # A quoted task has none of the special characters of patterns.
     tasks = "" if task is None else f"{quote(task, safe='', errors='backslashreplace')}:*"

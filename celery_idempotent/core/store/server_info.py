@@ -1,4 +1,7 @@
-"""The servers of a client or a store, and their properties that the Redis user may read."""
+"""Which servers a client or a store uses, and what they reveal about themselves.
+
+Used by the doctor, statistics and listings; an ACL may hide a part of it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from celery_idempotent.errors import IdempotencyError
 if TYPE_CHECKING:
     from celery_idempotent.core.store.record_store import RecordStore
 
+#: A script that shows whether scripts may write.
 _PROBE = "redis.call('SET', KEYS[1], '', 'PX', 1)"
 _PROBE_SHA = sha1(_PROBE.encode(), usedforsecurity=False).hexdigest()
 
@@ -77,7 +81,7 @@ def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:
     """Returns `stores` without those that hold the records of an earlier one."""
     stores = list(dict.fromkeys(stores))
     if len(stores) < 2:
-        return stores  # not connected: a cluster's location is that of its nodes
+        return stores  # without asking for their location, since a cluster's would connect
     by_location: dict[Hashable, RecordStore] = {}
     for store in stores:
         by_location.setdefault(location(store), store)

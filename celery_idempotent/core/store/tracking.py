@@ -1,9 +1,10 @@
-"""Waits for CLIENT TRACKING invalidations instead of polling.
+"""Waits for changes of records by CLIENT TRACKING instead of polling.
 
-The server remembers which keys a connection with CLIENT TRACKING has read, and sends an
-invalidation when one of them changes. A RESP2 connection cannot receive it between replies, so a
-second connection subscribes to the invalidations of the first. All calls of a process or an event
-loop that wait for records on one server share the two, and one read of a record.
+A call that waits for another's outcome uses it, and `waking`. The server remembers which keys a
+connection with CLIENT TRACKING has read, and sends an invalidation when one of them changes. A
+RESP2 connection cannot receive it between replies, so a second connection subscribes to the
+invalidations of the first. All calls of a process or an event loop that wait for records on one
+server share these two connections, and one read of a record.
 
 An invalidation can be lost with its connection, so callers also poll at intervals.
 """
@@ -31,16 +32,17 @@ from celery_idempotent.core.store.transport.server import ServerTransport
 logger = logging.getLogger(__name__)
 
 CHANNEL = "__redis__:invalidate"
-#: Leading bytes of a record, its fixed-position fields, which differ between any two states.
+#: Bytes at the start of a record, where state, token and times are: they differ after any change
+#: for which a call waits.
 HEAD = 16
 
 #: Seconds between two polls of a server that sends no invalidations.
 POLL_INTERVAL = 0.2
 #: Seconds before CLIENT TRACKING is tried again on such a server.
 RETRY_TRACKING_AFTER = 10.0
-#: Seconds without a message after which both connections are checked.
+#: Seconds without an invalidation after which both connections are checked by a PING.
 CHECK_INTERVAL = 1.0
-#: Seconds without a waiting call after which they are closed.
+#: Seconds without a waiting call after which both are closed.
 IDLE_TIMEOUT = 5.0
 
 
@@ -62,17 +64,17 @@ class InvalidationListener:
         await self._transport.sleep(min(seconds, POLL_INTERVAL))
 
     async def track(self, name: str, size: int, on_change: Callable[[], object]) -> bytes | None:
-        """Reads the first bytes of a value, and calls `on_change` once it changes, in any thread.
+        """Returns the first bytes of a value, and has `on_change` called when it changes.
 
-        It replaces an earlier call for the same name. Returns None if the server sends no
-        invalidations.
+        It is called once, in any thread, and replaces that of an earlier call for the name. Returns
+        None if the server sends no invalidations.
         """
         with suppress(*CONNECTION_ERRORS):
             return await self._server_of(name).track(name, size, on_change)
         return None
 
     def untrack(self, name: str) -> None:
-        """Ends what :meth:`track` began."""
+        """Forgets the `on_change` of :meth:`track`."""
         with suppress(*CONNECTION_ERRORS):
             self._server_of(name).untrack(name)
 
@@ -101,45 +103,46 @@ _RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 
 
 class _Watch:
-    """A record that calls wait for."""
+    """One record whose changes are tracked: for calls that wait, or for `on_change`."""
 
     def __init__(self, notify: Callable[[], object], changed: Any = None) -> None:
-        #: Called when it changes.
+        #: Called when the record changes: sets `changed`, or is the `on_change` of `track`.
         self.notify = notify
-        #: An event of threading or asyncio; None if no call waits for it.
+        #: The event of threading or asyncio that waiting calls wait for; None for `track`.
         self.changed = changed
-        #: How many calls wait.
+        #: Number of calls that wait; the last one removes the watch.
         self.waiting = 0
-        #: The head of the record at the last read, since which its changes are tracked.
+        #: The head of the record at the last read, which also made the server track it; None before
+        #: that, and if the server sends no invalidations.
         self.head: bytes | None = None
 
 
 class TrackedServer:
     """A connection that reads records, and one that receives their invalidations.
 
-    A thread, or a task of the event loop, receives while calls wait.
+    A thread, or a task of the event loop, receives the invalidations while calls wait.
 
     Args:
-        pool: redis-py's, whose connection options are used with RESP2.
-        transport: whose connections the waiting calls use.
+        pool: redis-py's connection pool; both connections get its options, but use RESP2.
+        transport: its connections read the records afterwards, and its clock is set here.
     """
 
     def __init__(self, pool: Any, transport: ServerTransport | ClientTransport) -> None:
         self._transport = transport
         self._is_async = is_async = transport.is_async
-        kept = {n: v for n, v in pool.connection_kwargs.items() if not n.startswith(_RESP3_OPTIONS)}
-        kept |= {**_RESP2, "health_check_interval": 0}
-        self._new_connection = partial(pool.connection_class, **kept)
-        #: The reader and the receiver, while they are open.
+        args = {n: v for n, v in pool.connection_kwargs.items() if not n.startswith(_RESP3_OPTIONS)}
+        args |= {**_RESP2, "health_check_interval": 0}
+        self._new_connection = partial(pool.connection_class, **args)
+        #: The connection that reads and the one that receives, while they are open.
         self._pair: tuple[Any, Any] | None = None
-        #: The task that receives.
+        #: The task of the event loop that receives; None in blocking code, where a thread does.
         self._listening: asyncio.Task[None] | None = None
-        #: Held by the user of the reader.
-        self._turn: Any = asyncio.Lock() if is_async else threading.Lock()
-        #: Held, for a moment, by the user of `_watches`.
+        #: Protects the connection that reads, for a whole request.
+        self._reader_lock: Any = asyncio.Lock() if is_async else threading.Lock()
+        #: Protects `_watches`, never during I/O.
         self._guard = threading.Lock()
         self._watches: dict[bytes, _Watch] = {}
-        #: When to try again after the server refused CLIENT TRACKING.
+        #: Calls poll until then, after the server refused CLIENT TRACKING (seconds of `monotonic`).
         self._retry_at = 0.0
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> bool:
@@ -151,8 +154,9 @@ class TrackedServer:
             watch.waiting += 1
         try:
             if watch.head != head:
-                # Not by the caller, because the reply must also be read if it is cancelled.
-                reading = self._in_turn(lambda: self._read(key, watch, head))
+                # Shielded: if the caller is cancelled, the reply must still be read, because the
+                # next request on the connection would read it as its own.
+                reading = self._locked(lambda: self._read(key, watch, head))
                 await (asyncio.shield(reading) if self._is_async else reading)
             if watch.head == head:
                 await self._until(watch.changed, until - monotonic())
@@ -168,7 +172,7 @@ class TrackedServer:
         key, watch = name.encode(), _Watch(on_change)
         with self._guard:
             self._watches[key] = watch
-        await self._in_turn(lambda: self._read(key, watch, None, size))
+        await self._locked(lambda: self._read(key, watch, None, size))
         return watch.head
 
     def untrack(self, name: str) -> None:
@@ -183,22 +187,27 @@ class TrackedServer:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(changed.wait(), seconds)
 
-    async def _in_turn(self, function: Callable[[], Any]) -> None:
+    async def _locked(self, function: Callable[[], Any]) -> None:
+        """Awaits `function` while no other call uses the connection that reads."""
         if self._is_async:
-            async with self._turn:
+            async with self._reader_lock:
                 await function()
         else:
-            with self._turn:
+            with self._reader_lock:
                 await function()
 
     async def _read(self, key: bytes, watch: _Watch, head: bytes | None, size: int = HEAD) -> None:
-        """Reads the head of a record, unless another call has just read the same as `head`."""
+        """Reads the head of a record into `watch`, and so makes the server track it.
+
+        Not if another call, which had the lock before, has read a head that equals `head`: the
+        record is tracked since then, and has not changed since its caller saw it.
+        """
         pair, is_known = self._pair, head is not None and watch.head == head
         if is_known or (pair is None and monotonic() < self._retry_at):
             return
         try:
             if pair is None:
-                # The server may be unreachable, or its user may not use CLIENT TRACKING.
+                # Reset below. It stays if the server is unreachable or refuses CLIENT TRACKING.
                 self._retry_at = monotonic() + RETRY_TRACKING_AFTER
                 pair = self._pair = self._new_connection(), self._new_connection()
                 await self._open(*pair)
@@ -206,14 +215,15 @@ class TrackedServer:
             watch.head = await _request(pair[0], "GETRANGE", key, 0, size - 1)
         except BaseException as error:
             logger.debug("Waiting calls poll every %g s: %r", POLL_INTERVAL, error)
-            # An error reply to GETRANGE is about one record, such as one on another node.
+            # An error reply to GETRANGE concerns one record, such as one that has moved to another
+            # node, and leaves the connections usable. Any other error does not.
             if self._retry_at or not isinstance(error, ResponseError):
                 await self._close(pair)
             if not isinstance(error, Exception):
                 raise
 
     async def _open(self, reader: Any, receiver: Any) -> None:
-        # Explicitly: the first command would not query the Sentinels for the master.
+        # redis-py asks the Sentinels for the master only in `connect`, not at the first command.
         await result_of(receiver.connect())
         await result_of(reader.connect())
         client_id = await _request(receiver, "CLIENT", "ID")
@@ -239,12 +249,13 @@ class TrackedServer:
                 if message is None:
                     if is_checked:
                         raise RedisTimeoutError("the server did not reply")
-                    await self._in_turn(lambda: _request(reader, "PING"))
+                    await self._locked(lambda: _request(reader, "PING"))
                     await result_of(receiver.send_command("PING"))
                 elif message[0] == b"message":
                     self._notify(message[2])
                 is_checked = message is None
-            await self._transport.close_idle()  # the calls that waited may have used many
+            # Each call that waited may have opened a connection of the transport.
+            await self._transport.close_idle()
         except Exception as error:
             logger.debug("Waiting calls poll now, since a connection is lost: %r", error)
         finally:

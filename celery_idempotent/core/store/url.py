@@ -1,4 +1,7 @@
-"""Redis URLs in the formats of Celery and kombu, and of redis-py."""
+"""Reads Redis URLs in the formats of Celery and kombu, and writes them for redis-py.
+
+No error shows a URL, because it may contain a password.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ SENTINEL = "sentinel"
 _CLUSTER = ("redis+cluster", "rediss+cluster")
 SCHEMES = (*_ONE_SERVER, SENTINEL, *_CLUSTER)
 
-#: The error of a URL that redis-py refuses.
+#: The text of the error for a URL that redis-py refuses.
 INVALID = (
     "idempotency_redis_url is invalid: check its port, database and query parameters, and "
     "idempotency_redis_options, or those of the result backend or broker"

@@ -1,1 +1,1 @@
-"""How commands reach Redis."""
+"""How commands reach Redis: `server` for one server, `client` through a redis-py client."""

@@ -27,7 +27,7 @@ from celery_idempotent.core.store.transport.server import BaseTransport, with_so
 from celery_idempotent.core.store.transport.user_code import of_client
 from celery_idempotent.errors import SettingsError
 
-#: Replies after which the call must be sent again: the script is not loaded, the slot is moving
+#: Replies after which `_resend` sends a call again: the script is not loaded, the slot is moving
 #: (MovedError is an AskError), or there is no reply.
 _NOT_EXECUTED = (NoScriptError, AskError, TryAgainError, *NO_REPLY)
 
@@ -50,16 +50,16 @@ class ClientTransport(BaseTransport):
             )
         close = None if config.borrows_client else aclose_client
         make = partial(connect, config, library=self._library)
-        # Created lazily: a cluster's client connects at once.
+        # Not created here, because the client of a cluster connects when it is created.
         self._clients = self.scoped(
             partial(make, timeout=self.timeout, retries=int(self._retry)), close
         )
         self._batch_clients = self._clients
         if self.is_async and config.client is None:
             make()  # checks the config without opening a connection
-            # Before a retry, a cluster's client closes the connections to all nodes; it cannot
-            # open any while its first master is unavailable. Without retries, the other nodes
-            # stay reachable.
+            # Before a retry, a cluster's client of redis.asyncio closes the connections to all
+            # nodes, and cannot open any while the first master in its list is unavailable. Without
+            # retries, a batch still reaches the other nodes.
             self._batch_clients = self.scoped(
                 partial(make, timeout=self.timeout / 2, retries=0), close
             )
@@ -70,7 +70,7 @@ class ClientTransport(BaseTransport):
         followup: Sequence[Any] = (),
         deadline: Deadline | None = None,
     ) -> list[Any]:
-        """See `ServerTransport`; what redis-py resends keeps its deadline."""
+        """See `ServerTransport`; a copy that redis-py resends has the deadline of the first."""
         if len(commands) == 1:
             replies = await self._send_alone(commands[0], followup)
         else:
@@ -81,6 +81,7 @@ class ClientTransport(BaseTransport):
         return replies
 
     async def _send_alone(self, call: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
+        """Sends one call, again if its connection was closed meanwhile; an error is a value."""
         try:
             with suppress(ClosedConnectionError):
                 return await self._within_timeout(self._call(_dated(call), followup))
@@ -105,8 +106,8 @@ class ClientTransport(BaseTransport):
             reply = await result_of(client.execute_command(*call))
         if not followup:
             return [reply]
-        # Resent with `followup` on one connection to the record's node: the script replies as it
-        # did the first time, and WAIT refers to the writes of its own connection.
+        # WAIT only counts writes of its own connection, so the call is sent again, together with
+        # `followup`, on one connection to the record's node. The script replies as the first time.
         try:
             return await _send_together(self._node(_name_in(call)), call, followup)
         except AskError as error:
@@ -136,7 +137,8 @@ class ClientTransport(BaseTransport):
             RedisError, OSError: if there is only one server, and it does not reply.
         """
         try:
-            # A cluster pipeline of redis.asyncio finds the node itself.
+            # In redis.asyncio, the client of a node has no pipeline; that of the cluster sends all
+            # calls to the one node that has the records.
             node = client if self.is_async else self._node(_name_in(calls[0]))
             pipeline = node.pipeline(transaction=False)
             for call in calls:
@@ -155,10 +157,13 @@ class ClientTransport(BaseTransport):
     ) -> None:
         """Resends the calls that were not executed, and sets their replies.
 
-        The first of a group is sent alone: only then does the client follow a moving slot, and find
-        the new master if the one for these calls has failed. If it gets no reply, the others are
-        not resent. Otherwise they are sent in one batch; those still not executed are then sent
-        one by one, until one gets no reply.
+        The first call of a group (one node's) is sent alone, because redis-py follows a moving
+        slot, and finds the master that replaces a failed one, only for single commands. If it gets
+        no reply, the others are not resent. Otherwise they are sent in one batch; those still not
+        executed are then sent one by one, until one gets no reply.
+
+        Args:
+            groups: the indexes of the calls for each node.
         """
         for group in groups:
             lost = [index for index in group if isinstance(replies[index], _NOT_EXECUTED)]
@@ -186,7 +191,7 @@ class ClientTransport(BaseTransport):
     async def ping(self, node: str = "") -> None:
         """See `ServerTransport`; a node that the cluster no longer has passes the check.
 
-        The next command then gets no reply, and the client looks for the node's successor.
+        The breaker then closes, and the next command makes the client look for the new node.
         """
         with of_client(self.config):
             client, target = self._clients.get(), {}
@@ -238,7 +243,7 @@ def _name_in(call: Sequence[Any]) -> str:
 
 
 def _dated(call: Sequence[Any]) -> list[Any]:
-    """Returns `call` with its deadline as text, when a copy is about to be sent."""
+    """Returns `call` with its deadline as text; called when a copy is about to be sent."""
     return [str(each) if type(each) is Deadline else each for each in call]
 
 

@@ -31,11 +31,11 @@ NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSEr
 #: Seconds that connecting may take, unless the options set another limit.
 CONNECT_TIMEOUT = 2.0
 
-#: As in redis-py 8, which has them by default: a balancer drops connections that are idle for some
-#: minutes, and a command on such a connection would wait for its timeout.
+#: TCP keepalive as in redis-py 8, where it is the default. Without it, a load balancer silently
+#: drops connections that are idle for some minutes, and the next command waits for its timeout.
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
-#: No limit, as in redis-py 7 and earlier; since 8 the default is 100.
+#: For ``max_connections``: no limit, as in redis-py 7 and earlier; since 8 the default is 100.
 _UNLIMITED = 2**31
 
 
@@ -100,7 +100,7 @@ def connect(
     except (ValueError, TypeError, RedisError) as error:
         if isinstance(error, RedisError) and is_cluster:
             raise
-        # Without redis-py's message, which may contain a password.
+        # The text of redis-py's error is not shown, because it may contain a password.
         unknown = isinstance(error, TypeError) and re.search(r"argument '(\w+)'", str(error))
         raise SettingsError(
             urls.INVALID + (f"; redis-py does not accept {unknown[1]!r}" if unknown else "")
@@ -136,7 +136,7 @@ async def aclose_client(client: Any) -> None:
     if isinstance(client, RedisCluster):
         client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
     elif isinstance(client, redis.asyncio.RedisCluster):
-        # After an error of a node, its own method does nothing until the next command.
+        # After an error of a node, ``aclose`` of the cluster's client closes nothing.
         nodes: Any = client.nodes_manager
         close = nodes.aclose if hasattr(nodes, "aclose") else nodes.close
         for attribute in ("nodes_cache", "startup_nodes"):
@@ -149,7 +149,7 @@ class ClosedConnectionError(RedisConnectionError):
 
 
 async def result_of(returned: Any, timeout: float | None = None) -> Any:
-    """Returns the result of a redis-py method, awaiting that of redis.asyncio.
+    """Returns the result of a method of redis-py; that of redis.asyncio is awaited first.
 
     Args:
         timeout: seconds that it may take on an event loop.

@@ -58,7 +58,7 @@ class PerLoop(Generic[T]):
             await closing.aclose()
 
 
-#: Each with the generator that closes it, if it has one.
+#: The values of one loop, each with the generator that closes it, if it has one.
 _Values = WeakKeyDictionary[PerLoop[Any], tuple[Any, AsyncGenerator[None, None] | None]]
 
 
@@ -73,12 +73,14 @@ async def _closing(
         await close(value)
 
 
+#: The attribute of a loop that has its values.
 _ATTRIBUTE = "_celery_idempotent"
 
-#: Number of loops closed without shutdown before the garbage collector is run: only it can close
-#: their sockets.
+#: Number of loops that were closed without ``shutdown_asyncgens`` before the garbage collector is
+#: run: only it can close the sockets of their connections.
 MOST_CLOSED = 8
 
+#: The loops that have values, and the number of those closed since the last collection.
 _loops: set[ref[asyncio.AbstractEventLoop]] = set()
 _closed = 0
 

@@ -90,59 +90,60 @@ class BaseTransport:
         return PerLoop(make, close)
 
 
-#: Calls of one process or event loop that are under way, each on a connection of its own; others
-#: wait.
+#: Maximum connections of one process or event loop. A call has a connection of its own; further
+#: calls wait for one.
 MAX_CONNECTIONS = 100
 
 
-class _Turns:
-    """Lets `MAX_CONNECTIONS` calls take turns."""
+class _Semaphore:
+    """Limits the calls that use a connection to `MAX_CONNECTIONS`."""
 
     def __init__(self, *, is_async: bool) -> None:
         self._is_async = is_async
-        #: When a turn last ended with a reply.
+        #: When a call last got a reply (seconds of `monotonic`).
         self._replied_at = 0.0
-        # A queue of as many places: the semaphore of threads takes ten times as long.
-        self._free: Any = asyncio.Queue() if is_async else queue.SimpleQueue()
+        #: One item for each call that may still begin. `threading.Semaphore` takes ten times as
+        #: long.
+        self._permits: Any = asyncio.Queue() if is_async else queue.SimpleQueue()
         for _ in range(MAX_CONNECTIONS):
-            self._free.put_nowait(None)
+            self._permits.put_nowait(None)
 
-    async def begin(self, timeout: float) -> None:
-        """Waits for a turn.
+    async def acquire(self, timeout: float) -> None:
+        """Waits until another call may begin.
 
         Raises:
-            RedisTimeoutError: if no turn has ended with a reply for `timeout` seconds.
+            RedisTimeoutError: if no call has got a reply for `timeout` seconds.
         """
         try:
-            self._free.get_nowait()
+            self._permits.get_nowait()
         except (queue.Empty, asyncio.QueueEmpty):
             await self._wait(timeout)
 
     async def _wait(self, timeout: float) -> None:
         since = monotonic()
         if self._is_async:
-            await self._free.get()
+            await self._permits.get()
         while not self._is_async:
             try:
-                self._free.get(timeout=timeout)
+                self._permits.get(timeout=timeout)
                 break
             except queue.Empty:
                 self._check(since, timeout)
         try:
             self._check(since, timeout)
         except RedisTimeoutError:
-            self._free.put_nowait(None)
+            self._permits.put_nowait(None)
             raise
 
     def _check(self, since: float, timeout: float) -> None:
         if monotonic() - max(since, self._replied_at) > timeout:
             raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections got a reply")
 
-    def end(self, *, replied: bool) -> None:
-        """Ends the caller's turn."""
+    def release(self, *, replied: bool) -> None:
+        """Lets another call begin, after one that has got a reply or not."""
         if replied:
             self._replied_at = monotonic()
-        self._free.put_nowait(None)
+        self._permits.put_nowait(None)
 
 
 #: Seconds before each resend. The first is immediate: the connection may just have been stale.
@@ -177,7 +178,7 @@ class ServerTransport(BaseTransport):
 
         Args:
             followup: a command to send after a single call, on the same connection.
-            deadline: of `commands`, which are packed anew for each copy, and in their arguments.
+            deadline: is among the arguments of `commands`; each copy gets another.
 
         Raises:
             RedisError, OSError: if no server replies, even after all resends.
@@ -188,19 +189,20 @@ class ServerTransport(BaseTransport):
         for delay in (*RESEND_DELAYS, None):
             replies: list[Any] = []
             pool = self._pool.get()
-            await pool.turns.begin(self.timeout)
+            await pool.semaphore.acquire(self.timeout)
             try:
                 replies = await pool.send(commands)
                 break
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
-                # The other idle connections have most likely been lost with this one.
+                # The idle connections have most likely been lost with this one. Left in the pool,
+                # each would cost a later command a resend.
                 await pool.close_idle()
                 if delay is None or monotonic() - started_at > 0.6 * self.timeout:
                     raise
             finally:
-                pool.turns.end(replied=bool(replies))
+                pool.semaphore.release(replied=bool(replies))
             await self.sleep(max(delay, deadline.left() if deadline else 0.0))
-        # The server was flushed or restarted, or is a new master.
+        # The server has forgotten its scripts: it was restarted, or is a new master.
         if NoScriptError in map(type, replies) and (loading := with_sources(commands)) != commands:
             return await self.send(*loading, deadline=deadline)
         return replies
@@ -216,9 +218,9 @@ class ServerTransport(BaseTransport):
             raise reply
 
     async def send_unread(self, command: Sequence[Any]) -> None:
-        """Sends a command once, without waiting for the reply.
+        """Sends a command once, without waiting for its reply.
 
-        The next command on the connection drops it: this one may be lost, and its error is ignored.
+        The next command on the connection reads that reply and ignores it. The command may be lost.
         """
         await self._pool.get().send((command,), wait=False)
 
@@ -242,13 +244,14 @@ class _Pool:
         self, config: StoreConfig, timeout: float, library: Any, clock: ServerClock
     ) -> None:
         self._clock, self._is_async = clock, library is redis.asyncio
-        self.turns = _Turns(is_async=self._is_async)
+        self.semaphore = _Semaphore(is_async=self._is_async)
         self._client = connect(config, timeout=timeout, retries=0, library=library)
-        # The pool's make_connection is not used: since redis-py 8 it counts all connections made,
-        # including lost ones, and refuses more than a limit.
+        # It is used for its options only. Since redis-py 8, its ``make_connection`` counts all
+        # connections that it has made, even lost ones, and refuses more than a limit.
         self.pool = self._client.connection_pool
-        #: Connections, each with its number of unread replies.
+        #: The connections that no call uses, each with the number of replies still to be dropped.
         self.idle: list[tuple[Any, int]] = []
+        #: Whether `aclose` was called: a connection that is still in use is closed after its call.
         self.closed = False
 
     async def send(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
@@ -259,7 +262,7 @@ class _Pool:
         except IndexError:
             connection, unread = await self._connect(), 0
         replies: list[Any] = []
-        # Once there is a connection: deadlines begin when the commands are packed.
+        # Packed only now that there is a connection, because deadlines begin when they are packed.
         packed = b"".join(map(pack, commands))
         try:
             sent = connection.send_packed_command([packed], check_health=False)
@@ -283,11 +286,11 @@ class _Pool:
                 else:
                     replies.append(reply)
         except BaseException:
-            # After an interruption, a reply may still arrive; no other command must read it.
+            # A reply may still arrive, and the next command would read it as its own.
             await result_of(connection.disconnect(True))
             raise
         self.idle.append((connection, 0 if wait else unread + count))
-        if self.closed:  # meanwhile
+        if self.closed:  # by another thread, during this call
             await self.close_idle()
         return replies
 
@@ -307,7 +310,7 @@ class _Pool:
         while True:
             try:
                 connection, _ = self.idle.pop()
-            except IndexError:  # not by a check before: another thread may take the last one
+            except IndexError:  # no check before `pop`: another thread may take the last one
                 return
             await result_of(connection.disconnect(nowait))
 
@@ -328,7 +331,7 @@ def with_sources(commands: tuple[Sequence[Any], ...]) -> tuple[Sequence[Any], ..
     )
 
 
-#: The bytes before an argument, by its size; the line break ends the previous argument.
+#: The bytes before an argument, by its size. The first line break ends the argument before it.
 _SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
 
 

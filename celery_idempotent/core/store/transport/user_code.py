@@ -1,4 +1,8 @@
-"""The user's code in connections: clients, credential providers, functions to connect."""
+"""Calls the user's code in connections: clients, credential providers, ``redis_connect_func``.
+
+An error of that code becomes an error of the connection, so that ``idempotency_on_store_error``
+applies to it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from celery_idempotent.errors import IdempotencyError, SettingsError
 
 @contextmanager
 def user_code(name: str) -> Iterator[None]:
-    """Makes an error of the user's code an error of the connection."""
+    """Raises a ConnectionError of redis-py for an error of the user's code in the block."""
     try:
         yield
     except (RedisError, RedisClusterException, IdempotencyError, SoftTimeLimitExceeded):
@@ -36,10 +40,10 @@ def of_client(config: StoreConfig) -> AbstractContextManager[None]:
 def guarded(
     connect_func: Callable[[Any], Any], result_of: Callable[[Any], Awaitable[Any]] | None
 ) -> Callable[[Any], Any]:
-    """Returns `connect_func`, whose errors are those of the connection.
+    """Returns `connect_func`, raising a ConnectionError of redis-py for its errors.
 
     Args:
-        result_of: awaits what it returns, on an event loop; else None.
+        result_of: awaits what `connect_func` returns; None in blocking code.
     """
 
     def connect(connection: Any) -> None:
@@ -55,7 +59,7 @@ def guarded(
 
 
 class GuardedProvider(CredentialProvider):
-    """A credential provider, whose errors are those of the connection."""
+    """The user's credential provider, raising a ConnectionError of redis-py for its errors."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
@@ -65,7 +69,7 @@ class GuardedProvider(CredentialProvider):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Its class, since redis-py distinguishes providers that stream credentials."""
+        """The class of the user's provider: redis-py checks whether it streams credentials."""
         return type(self._provider)
 
     def get_credentials(self) -> Any:
