@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_idempotent.core.flow.extension import Option
 from celery_idempotent.core.task.publish.dedupe import Publication
+from celery_idempotent.core.task.publish.put_back import delay_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
 
@@ -45,7 +46,7 @@ class Debounce(Option):
     @classmethod
     def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
         """Returns the times until the begin, and postpones the message."""
-        quiet, own = settings.debounce or 0.0, publication.seconds
+        quiet, own = settings.debounce or 0.0, delay_of(publication.options)
         most = settings.debounce_max_wait or quiet * MAX_QUIET_TIMES
         if own < quiet:
             publication.options.update(eta=None, countdown=quiet)

@@ -58,10 +58,14 @@ class Newest(Extension):
     @classmethod
     def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
         """Returns the arguments for the message that waits."""
-        entry, key = TAKES_PLACE, str(publication.key)
-        if not publication.is_sent:
-            payload = dump(publication.arguments, publication.serializer, settings)
-            payload = publication.codec.transform(payload, key, ARGUMENTS)
+        entry, task = TAKES_PLACE, publication.task
+        serializer = publication.options.get("serializer") or task.serializer
+        if serializer == "pickle":
+            publication.args = [*publication.args]  # a worker cannot replace a tuple
+        if not publication.is_always_sent:
+            payload = dump((publication.args, publication.kwargs), serializer, settings)
+            codec = task.idempotency_configuration.executor.codec
+            payload = codec.transform(payload, str(publication.about.key), ARGUMENTS)
             if len(payload.body) <= MAX_BYTES:
                 entry = steps.write_arguments(payload.format, payload.body)
         return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}

@@ -39,16 +39,17 @@ class ForgetFirst(Extension):
 
     def _forget(self) -> bool:
         host: Any = self.call.host
+        forgets = host.headers.forgets
         configuration, key = self.call.sender.idempotency_configuration, self.call.key
         executor, database = configuration.executor, database_of(self.call.sender)
         record = run_sync(executor.store.get(key))
         row = database.find(executor.store.config.prefix, key) if database is not None else None
         shown: Record | str = commands.NO_RECORD
         if record is not None:
-            if record.token != host.forgets or not record.state.finished:
+            if record.token != forgets or not record.state.finished:
                 return False
             shown = record
-        elif row is None or row.token != host.forgets:
+        elif row is None or row.token != forgets:
             return False
         forget = partial(forget_call, executor, key, shown)
         if database is None:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 from celery import Celery, Task
+from celery.exceptions import Ignore
 
 from celery_idempotent import IdempotentTask, State
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
@@ -179,10 +180,19 @@ def test_an_order_of_bases_that_hides_methods_is_refused() -> None:
     type("Own", (IdempotentTask, PlainShopTask), {"__call__": IdempotentTask.__call__})
 
 
-def test_a_retry_whose_headers_are_replaced_keeps_its_key(broker_app: Celery, order: str) -> None:
+@pytest.mark.parametrize("retries", [True, False], ids=["retry", "publish under its own id"])
+def test_a_message_with_the_headers_of_the_one_before_keeps_its_key(
+    broker_app: Celery, order: str, retries: bool
+) -> None:
+    """It does not wait for what the message before has waited for."""
+
     def charge(self: Any, order: str) -> int:
-        if not self.request.retries:
-            raise self.retry(args=("changed",), countdown=0.01)
+        if order != "changed":
+            if retries:
+                raise self.retry(args=("changed",), countdown=0.01)
+            options = {"task_id": self.request.id, "headers": self.request.headers}
+            self.apply_async(("changed",), **options)
+            raise Ignore
         return int(self.idempotency.attempt)
 
     base = type("Traced", (Tracing, IdempotentTask), {"abstract": True})

@@ -72,7 +72,7 @@ def resolve_received_key(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Key | None, MessageHeaders]:
-    """As :func:`resolve_key`, for a message that a worker runs; binds its headers.
+    """As :func:`resolve_key`, for a message that a worker runs; binds the headers for its body.
 
     Raises:
         KeyRuleError: also if the publisher has put a key where it is not read or, in shadow, has
@@ -90,12 +90,11 @@ def resolve_received_key(
             finding = message_headers.finding_of(task_id, request.headers)
             if finding == message_headers.REFUSED:
                 raise KeyRuleError(f"{task}: an option of the call cannot be used")
-    if request.headers:
-        # Because the body may forward them. A key that was published by name is not bound yet.
+    if headers := request.headers:
         try:
-            request.headers = message_headers.bind(task, task_id, request.headers)
+            request.headers = message_headers.bind(task, task_id, headers)
         except KeyRuleError:
             if enabled:
                 raise
-            request.headers = message_headers.without_keys(request.headers)
-    return resolve_key(configuration, task_id, request.headers, args, kwargs, request=request)
+            request.headers = message_headers.without_keys(headers)
+    return resolve_key(configuration, task_id, headers, args, kwargs, request=request)

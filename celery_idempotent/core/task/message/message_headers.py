@@ -209,13 +209,17 @@ def finding_of(task_id: str, headers: Mapping[str, Any] | None) -> str:
 
 
 def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns `headers` bound to this message, without those that belong to another one.
+    """Returns the headers of this message as its body gets them, which may forward them.
+
+    They are bound to the message, without those that belong to another one, and without the state
+    of a put-back: a message that the body publishes was never put back, and waits for nothing.
 
     Raises:
         KeyRuleError: if they hold an explicit key that cannot be used.
         SettingsError: if they hold an ``idempotency_result_ttl`` that cannot be used.
     """
-    return MessageHeaders.read(task, task_id, headers).write(task, task_id, headers)
+    own = MessageHeaders.read(task, task_id, headers)
+    return MessageHeaders(own.explicit_key, own.result_ttl, own.key).write(task, task_id, headers)
 
 
 def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:

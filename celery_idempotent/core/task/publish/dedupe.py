@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Task
 from celery.result import AsyncResult, EagerResult
@@ -17,14 +19,13 @@ from celery_idempotent.core.events.report import About, log_extra, report, repor
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.replay import replacement_error
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
-from celery_idempotent.core.task.publish.put_back import hold_for, seconds_until, with_derived_key
+from celery_idempotent.core.task.publish.put_back import hold_for, with_derived_key
 from celery_idempotent.core.task.publish.result import RecordResult
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -35,31 +36,56 @@ from celery_idempotent.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: Options which show that something depends on the call. Even a duplicate with one is published:
-#: the worker replays the outcome and sends the continuation. The last task of a canvas and the
-#: replacement of a task have a parent, and others already wait for their id.
+#: Options of a call whose end something awaits: callbacks, the rest of a canvas, or those who have
+#: the id of the task that it replaces. Its message is sent even if it is a duplicate: the worker
+#: replays the outcome and sends the continuation.
 _CANVAS_OPTIONS = frozenset({"link", "link_error", "chain", "chord", "group_id", "parent_id"})
-#: Options of messages that continue a call, and have its key.
+#: Options of a message that continues a call under its key: a retry, or a replacement.
 _CONTINUING = ("retries", "replaced_task_nesting")
 
 #: Reports that a call is refused at publish; returns the error, which the caller raises.
 report_publish_refused = partial(report_refused, event=table.PUBLISH_REFUSED, at="publish")
 
 
-class Publication(NamedTuple):
-    """A call that is about to be published with a reservation."""
+class PublishDecision(Enum):
+    """What happens to a call that is published."""
 
-    key: Key
-    codec: PayloadCodec
-    arguments: tuple[Any, Any]
-    #: Of the message.
-    serializer: str
-    #: Of `apply_async`; may be changed.
+    #: Its message is sent, and the key is not reserved for it.
+    SEND = 1
+    #: Its message is sent, and the key is reserved for it.
+    RESERVED = 2
+    #: It is not sent: the caller gets the result of the call that has the key, or ConflictError.
+    DUPLICATE = 3
+    #: It is refused: the key was used with other arguments.
+    REUSED = 4
+
+
+SEND, RESERVED, DUPLICATE, REUSED = PublishDecision
+
+
+@dataclass
+class Publication:
+    """A call that is about to be published. An option of the task may change it."""
+
+    task: Task
+    args: Any
+    kwargs: Any
+    #: Of `apply_async`.
     options: dict[str, Any]
-    #: Until its countdown or ETA.
-    seconds: float
-    #: Whether the message is sent in any case.
-    is_sent: bool
+    #: Whether the caller has chosen its task id, under which others may wait for the result.
+    has_own_id: bool
+    #: Has the key once that is known.
+    about: About
+
+    @property
+    def is_in_canvas(self) -> bool:
+        """Whether a continuation, or the rest of a canvas, depends on this call."""
+        return any(map(self.options.get, _CANVAS_OPTIONS))
+
+    @property
+    def is_always_sent(self) -> bool:
+        """Whether its message is sent even if it is a duplicate."""
+        return self.has_own_id or self.is_in_canvas
 
 
 def publish(
@@ -75,13 +101,12 @@ def publish(
     """Reserves the key, and sends the message.
 
     If another call has the key, it sends nothing, and returns the result of that call or raises an
-    error, depending on the option.
+    error, depending on the option. In shadow it always sends the message.
 
     Args:
         options: of the call; the headers in it are replaced.
         send: publishes the message with arguments and options.
-        has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
-            message is sent even if it is a duplicate.
+        has_own_id: as in `Publication`.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -89,115 +114,123 @@ def publish(
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
-    settings, in_shadow = configuration.settings, configuration.in_shadow
-    takes_newest = settings.takes_newest
-    is_continued = any(map(options.get, _CANVAS_OPTIONS))
-    if any(map(options.get, _CONTINUING)):
-        return send(args, kwargs, **options)
-    if is_continued and (in_shadow or not takes_newest):
-        return send(args, kwargs, **options)
-    is_sent = has_own_id or is_continued
-    args, kwargs, headers = args or (), kwargs or {}, options.get("headers")
-    about, case, record = About(task, task.name, task_id), "", None
-    try:
-        key, carried = resolve_key(configuration, task_id, headers, args, kwargs)
-        if key is None or not (key.fingerprint or settings.debounce):
-            takes_newest = False
-        is_new = key is not None and carried.key is None  # else unprotected, or published again
-        if key is not None and is_new and (takes_newest or not is_continued):
-            more: dict[str, Any] = {"tail": configuration.tail_of(args, kwargs)}
-            about = about._replace(key=key, label=more["tail"].label)
-            if not in_shadow:
-                options["headers"] = with_derived_key(headers, key, task_id)
-            if takes_newest and not in_shadow:
-                serializer = options.get("serializer") or task.serializer
-                if serializer == "pickle":
-                    args = [*args]  # a tuple cannot be replaced in the worker
-                seconds = seconds_until(options.get("eta") or options.get("countdown"))
-                codec = configuration.executor.codec
-                publication = Publication(
-                    key, codec, (args, kwargs), serializer, options, seconds, is_sent
-                )
-                for option in settings.options:
-                    more |= option.reserving(settings, publication)
-            case, record = _reserve(about, options, more)
-            if case == "reused" and takes_newest:
-                case = "held"
-    except Exception as error:
-        if in_shadow:
-            report(table.PUBLISHED_UNCOUNTED, about, error=error)
-        elif isinstance(error, StoreUnavailableError) or is_continued:
-            # The worker begins under the same key, so a duplicate message does not run twice.
-            report(table.NOT_RESERVED, about, error=error)
-        else:
-            if isinstance(error, (KeyRuleError, CorruptRecordError)):
-                report_publish_refused(about, error)
-            raise
-    if case == "reserved":
-        result = None
-        try:
-            result = send(args, kwargs, **options)
-        finally:
-            if result is None or isinstance(result, EagerResult):  # no message waits
-                _delete_reservation(about)
-        return result
-    if in_shadow and record is not None and case != "reused":
+    about = About(task, task.name, task_id)
+    publication = Publication(task, args or (), kwargs or {}, options, has_own_id, about)
+    decision, record = _decide(publication)
+    args, kwargs, about = publication.args, publication.kwargs, publication.about
+    if decision is DUPLICATE and configuration.in_shadow:
         report(table.PUBLISHED_IN_SHADOW, about, record=record)
-        if not has_own_id:
-            options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
-    if in_shadow or record is None:
-        return send(args, kwargs, **options)
-    takes_turn = settings.runs_again and (is_sent or not settings.collapses)
-    if case == "reused" and not takes_turn:
+        headers = options.get("headers")
+        options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
+    elif decision is DUPLICATE:
+        report(table.DEDUPLICATED, about, record=record)
+        if configuration.settings.publish_raises:
+            text = f"{about.key} is not published: task {record.task_id} has the key"
+            raise conflict.error(text, record)
+        record_key = configuration.record_key(about.key, record.task_id)
+        return RecordResult(record.task_id, record_key, task.backend, task.app)
+    elif decision is REUSED and not configuration.in_shadow:
         difference = partial(configuration.rule.difference, args, kwargs, about.key)
         raise report_publish_refused(about, conflict.reused(record, difference))
-    if is_sent or case == "reused":
-        return send(args, kwargs, **options)
-    if layout.is_poisoned(record) and any(e.knows_poisoned for e in settings.extensions):
-        return send(args, kwargs, **options)
-    report(table.DEDUPLICATED, about, record=record)
-    if settings.publish_raises:
-        raise conflict.error(
-            f"{about.key} is not published: task {record.task_id} has the key", record
-        )
-    record_key = configuration.record_key(about.key, record.task_id)
-    return RecordResult(record.task_id, record_key, task.backend, task.app)
+    result = None
+    try:
+        result = send(args, kwargs, **options)
+        return result
+    finally:
+        has_no_message = result is None or isinstance(result, EagerResult)
+        if decision is RESERVED and has_no_message:
+            _delete_reservation(about)
 
 
-def _reserve(
-    about: About, options: Mapping[str, Any], more: Mapping[str, Any]
-) -> tuple[str, Record | None]:
-    """Reserves the key for the message, even if it is reserved for a message that has ended.
+def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
+    """Decides what happens to a call; if its key is free, reserves it.
 
-    Args:
-        more: options of `commands.reserve`.
+    A message is sent without a reservation if it is unprotected or already carries its key, or if
+    Redis does not reply: the worker begins it under the same key, so that no duplicate runs.
 
     Returns:
-        The case of the reply, and the record if another call has the key.
+        The decision, and the record if another call has the key.
+
+    Raises:
+        KeyRuleError, TypeError: if no key can be derived.
+        CorruptRecordError: if the record of the key cannot be read.
+    """
+    options, configuration = publication.options, publication.task.idempotency_configuration
+    settings, in_shadow = configuration.settings, configuration.in_shadow
+    in_canvas, is_sent = publication.is_in_canvas, publication.is_always_sent
+    if any(map(options.get, _CONTINUING)):
+        return SEND, None
+    if in_canvas and (in_shadow or not settings.takes_newest):
+        return SEND, None
+    task_id, args, kwargs = publication.about.task_id, publication.args, publication.kwargs
+    try:
+        key, carried = resolve_key(configuration, task_id, options.get("headers"), args, kwargs)
+        if key is None or carried.key is not None:
+            return SEND, None
+        takes_newest = settings.takes_newest and bool(key.fingerprint or settings.debounce)
+        if in_canvas and not takes_newest:
+            return SEND, None
+        record = _reserve(publication, key, takes_newest=takes_newest)
+    except Exception as error:
+        if not (in_shadow or in_canvas or isinstance(error, StoreUnavailableError)):
+            if isinstance(error, (KeyRuleError, CorruptRecordError)):
+                report_publish_refused(publication.about, error)
+            raise
+        event = table.PUBLISHED_UNCOUNTED if in_shadow else table.NOT_RESERVED
+        report(event, publication.about, error=error)
+        return SEND, None
+    if record is None:
+        return RESERVED, None
+    ours, others = key.fingerprint, record.fingerprint
+    if ours and others and ours != others and not settings.takes_newest:
+        # A message of a key that may run again can wait for its turn.
+        may_wait = settings.runs_again and (is_sent or not settings.collapses)
+        return (SEND if may_wait else REUSED), record
+    if layout.is_poisoned(record):
+        # An extension may know its outcome, which the worker then replays.
+        is_sent = is_sent or any(each.knows_poisoned for each in settings.extensions)
+    return (SEND if is_sent else DUPLICATE), record
+
+
+def _reserve(publication: Publication, key: Key, *, takes_newest: bool) -> Record | None:
+    """Reserves `key` for the message, even if it is reserved for a message that has ended.
+
+    Args:
+        takes_newest: whether a message that waits runs with the arguments of this one.
+
+    Returns:
+        None if it is reserved; else the record of the call that has the key.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
         CorruptRecordError: if the record of the key cannot be read.
+        Exception: if the arguments cannot be serialized.
     """
-    configuration: TaskConfiguration = about.sender.idempotency_configuration
+    task, options, task_id = publication.task, publication.options, publication.about.task_id
+    configuration: TaskConfiguration = task.idempotency_configuration
     settings = configuration.settings
-    hold = hold_for({"expires": about.sender.expires, **options}, settings.reservation_ttl)
+    more: dict[str, Any] = {"tail": configuration.tail_of(publication.args, publication.kwargs)}
+    publication.about = about = publication.about._replace(key=key, label=more["tail"].label)
+    if not configuration.in_shadow:
+        options["headers"] = with_derived_key(options.get("headers"), key, task_id)
+        for option in settings.options if takes_newest else ():
+            more |= option.reserving(settings, publication)
+    hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
     reserve = commands.reserve(
-        configuration.record_key(about.key, about.task_id),
-        about.task_id,
+        configuration.record_key(key, task_id),
+        task_id,
         hold_ms=round(hold * 1000),
         after_running=settings.collapses,
         **more,
     )
-    for may_free in (True, False):
+
+    def send() -> Record | None:
         reply = configuration.execute(reserve)
-        if reply.case == "reserved":
-            break
-        record = configuration.executor.store.record(about.key, reply.raw)
-        if not (may_free and _free_key(about, record)):
-            ours, others = about.key.fingerprint, record.fingerprint
-            return "reused" if ours and others and ours != others else reply.case, record
-    return reply.case, None
+        reserved = reply.case == "reserved"
+        return None if reserved else configuration.executor.store.record(key, reply.raw)
+
+    record = send()
+    return send() if record is not None and _free_key(about, record) else record
 
 
 def _free_key(about: About, record: Record) -> bool:

@@ -81,13 +81,7 @@ CONFIRM_TIMEOUT = 10
 
 
 def put_back(
-    call: Call,
-    request: Context,
-    end: PutBack,
-    *,
-    waited: Waits | None,
-    forgets: int,
-    began_at: float,
+    call: Call, request: Context, end: PutBack, received: MessageHeaders, began_at: float
 ) -> None:
     """Publishes the message again; afterwards this copy can be acknowledged.
 
@@ -96,53 +90,51 @@ def put_back(
     the copy on its own.
 
     Args:
-        waited: from its headers.
-        forgets: as in its headers.
+        received: the headers of the message.
         began_at: seconds of `monotonic`.
 
     Raises:
         Reject: if the message cannot be published again.
     """
-    task, seconds, record, waits = call.sender, end.seconds, end.record, None
+    task, key, seconds, record, waits = call.sender, call.key, end.seconds, end.record, None
     if end.fallback and record and not broker.quorum_queues(task.app):
-        since_ms = waited.since_ms if waited else time.time_ns() // 1_000_000
+        since_ms = received.waits.since_ms if received.waits else time.time_ns() // 1_000_000
         seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
-    headers = with_derived_key(
-        request.headers,
-        call.key,
-        call.task_id,
-        put_back_count=call.data.put_back_count + 1,
-        rollback_count=end.rollback_count,
-        forgets=forgets,
-        waits=waits,
-    )
-
-    # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
-    # every expired message; a worker still runs one whose execution began before that.
-    expires = request.expires
-    if expires and task.app.conf.task_protocol == 2:
-        headers, expires = {**headers, "expires": expires}, None
-    pause = RequeuePause(task, request, began_at)
     seconds = min(seconds, longest_wait(task.app))
-    options = {"countdown": seconds, "expires": expires, "add_to_parent": False}
+    count = received.put_back_count + 1
+    headers = received._replace(
+        key=key, put_back_count=count, rollback_count=end.rollback_count, waits=waits
+    ).write(key.task, call.task_id, _without_deaths(request.headers))
+    pause = RequeuePause(task, request, began_at)
     while True:
         try:
-            signature = task.signature_from_request(request, **options)
-            signature.set(headers={**signature.options["headers"], **headers})
-            request.idempotency_headers_again = signature.options["headers"]
-            with confirming_producer(task.app) as producer:
-                signature.apply_async(producer=producer)
+            _publish_again(task, request, headers, seconds)
             break
         except Exception as error:
             if not pause.wait(error):
                 report(table.RETURNED, call, error=str(error), reason=end.reason)
                 message = f"{end.reason}; and the message cannot be published again: {error}"
                 raise Reject(message, requeue=True) from None
-    outage = call.runtime.store.node_of(call.key).outage
+    outage = call.runtime.store.node_of(key).outage
     in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
     event = table.PUT_BACK_IN_OUTAGE if in_outage else table.PUT_BACK
     unless = " unless woken" if waits else ""
     report(event, call, seconds=seconds, unless=unless, reason=end.reason)
+
+
+def _publish_again(task: Task, request: Context, headers: dict[str, Any], countdown: float) -> None:
+    """Publishes the message of `request` with these headers of this package."""
+    expires = request.expires
+    if expires and task.app.conf.task_protocol == 2:
+        # Kept only in the header: Celery would also pass it to the broker, which drops every
+        # expired message. A worker runs one whose execution began before it expired.
+        headers, expires = {**headers, "expires": expires}, None
+    options = {"countdown": countdown, "expires": expires, "add_to_parent": False}
+    signature = task.signature_from_request(request, **options)
+    signature.set(headers={**signature.options["headers"], **headers})
+    request.idempotency_headers_again = signature.options["headers"]
+    with confirming_producer(task.app) as producer:
+        signature.apply_async(producer=producer)
 
 
 def with_derived_key(
@@ -332,7 +324,7 @@ def adapt_to_delayed_delivery(
     """Returns `options` of a new message for `request` in a form that delayed delivery accepts."""
     adapted = dict(options)
     if broker.quorum_queues(app):
-        if 0 < seconds_until(options.get("eta") or options.get("countdown")) < 1:
+        if 0 < delay_of(options) < 1:
             adapted |= {"eta": None, "countdown": 1}
         if not options.get("queue") and (queue := _source_queue(app, request.delivery_info or {})):
             adapted["queue"] = queue.name
@@ -432,11 +424,16 @@ def seconds_until(when: float | datetime | str | None) -> float:
     return float(when or 0.0)
 
 
+def delay_of(options: Mapping[str, Any]) -> float:
+    """Returns the seconds until the eta or countdown in `options`; 0 without one."""
+    return seconds_until(options.get("eta") or options.get("countdown"))
+
+
 def hold_for(options: Mapping[str, Any], lease: float) -> float:
     """Returns the seconds for which a key is reserved for a message published with `options`.
 
     The reservation ends `lease` seconds after the message's eta, or at its expiry if that is first.
     """
-    hold = seconds_until(options.get("eta") or options.get("countdown")) + lease
+    hold = delay_of(options) + lease
     expires = options.get("expires")
     return hold if expires is None else min(hold, max(0.0, seconds_until(expires)))

@@ -76,10 +76,9 @@ def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
     for sig in signatures(canvas):
         if getattr(sig, "tasks", None) is not None:
             continue  # Celery publishes its parts
-        given = (sig.options.get("headers") or {}).items()  # perhaps those of the message
-        headers = {name: value for name, value in given if name != message_headers.WAITS_HEADER}
+        headers = {**(sig.options.get("headers") or {}), REPLACED_HEADER: replaced}
         # Celery itself sets the level only on the first messages of a canvas.
-        sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
+        sig.set(headers=headers, replaced_task_nesting=nesting)
 
 
 def last_signature(canvas: Signature) -> Signature | None:

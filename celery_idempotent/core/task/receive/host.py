@@ -124,10 +124,8 @@ class TaskHost:
             continues=not configuration.in_shadow and continuation.has_continuation(request),
             soft_limit=None if request.is_eager else soft_limit_of(request),
         )
-        self._waits, extensions = headers.waits, configuration.settings.extensions
-        #: The token of the outcome that a rerun replaces; 0 without one.
-        self.forgets = headers.forgets
-        if self.forgets and not configuration.in_shadow:
+        self.headers, extensions = headers, configuration.settings.extensions
+        if headers.forgets and not configuration.in_shadow:
             extensions = (symbol_by_name(_RERUN), *extensions)
         executor = configuration.executor
         self.call = Call(self.data, self, executor.runtime, executor.codec, extensions)
@@ -310,14 +308,7 @@ class TaskHost:
                 raise end.reason
             from celery_idempotent.core.task.publish.put_back import put_back
 
-            put_back(
-                self.call,
-                self.request,
-                end,
-                waited=self._waits,
-                forgets=self.forgets,
-                began_at=self.began_at,
-            )
+            put_back(self.call, self.request, end, self.headers, self.began_at)
         elif not isinstance(end, Drop):
             self._keep_message()
             raise Reject(end.reason, requeue=False)
