@@ -99,7 +99,10 @@ def test_duplicate_runs_at_once_during_the_first_execution(ledger: Ledger, order
     assert copy_signal.details["policy"] == "retry"
 
 
-def test_deduplicated_call_is_published_and_counted_once(ledger: Ledger, order: str) -> None:
+def test_deduplicated_call_is_published_and_counted_once(
+    ledger: Ledger, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     ledger.hold(order)
     first, duplicate = reserved.delay(order), reserved.delay(order)
     ledger.wait_for_run(order, number=2)
@@ -111,6 +114,11 @@ def test_deduplicated_call_is_published_and_counted_once(ledger: Ledger, order: 
     assert decisions(ledger, duplicate.id) == ["would_deduplicate"]
     _, run = sorted(ledger.runs(order), key=lambda run: run.task_id == duplicate.id)
     assert run.key == str(reserved.idempotency_key_of(order))
+
+    # A call with the task id of its caller would have been published without shadow.
+    assert reserved.apply_async((order,), task_id=f"own {order}").get(timeout=SOON)
+    logged = [each for each in caplog.records if "it would not have been" in each.message]
+    assert [vars(each)["idempotency_task_id"] for each in logged] == [duplicate.id]
 
 
 def test_mark_of_a_forwarded_message_is_ignored(ledger: Ledger, order: str) -> None:

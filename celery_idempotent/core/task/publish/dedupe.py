@@ -36,9 +36,9 @@ from celery_idempotent.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: Options of a call whose end something awaits: callbacks, the rest of a canvas, or those who have
-#: the id of the task that it replaces. Its message is sent even if it is a duplicate: the worker
-#: replays the outcome and sends the continuation.
+#: Options which show that something depends on the call: callbacks, the rest of a canvas, or those
+#: who already wait for its id (of the last task of a canvas, or of a replacement, with a parent).
+#: Even a duplicate is sent then: its worker replays the outcome, and sends the continuation.
 _CANVAS_OPTIONS = frozenset({"link", "link_error", "chain", "chord", "group_id", "parent_id"})
 #: Options of a message that continues a call under its key: a retry, or a replacement.
 _CONTINUING = ("retries", "replaced_task_nesting")
@@ -167,6 +167,7 @@ def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
         key, carried = resolve_key(configuration, task_id, options.get("headers"), args, kwargs)
         if key is None or carried.key is not None:
             return SEND, None
+        # A key without a fingerprint covers all arguments, so newer ones are the same.
         takes_newest = settings.takes_newest and bool(key.fingerprint or settings.debounce)
         if in_canvas and not takes_newest:
             return SEND, None
@@ -209,28 +210,26 @@ def _reserve(publication: Publication, key: Key, *, takes_newest: bool) -> Recor
     task, options, task_id = publication.task, publication.options, publication.about.task_id
     configuration: TaskConfiguration = task.idempotency_configuration
     settings = configuration.settings
-    more: dict[str, Any] = {"tail": configuration.tail_of(publication.args, publication.kwargs)}
-    publication.about = about = publication.about._replace(key=key, label=more["tail"].label)
+    tail = configuration.tail_of(publication.args, publication.kwargs)
+    publication.about = about = publication.about._replace(key=key, label=tail.label)
+    newest: dict[str, Any] = {}
     if not configuration.in_shadow:
         options["headers"] = with_derived_key(options.get("headers"), key, task_id)
         for option in settings.options if takes_newest else ():
-            more |= option.reserving(settings, publication)
-    hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
-    reserve = commands.reserve(
-        configuration.record_key(key, task_id),
-        task_id,
-        hold_ms=round(hold * 1000),
-        after_running=settings.collapses,
-        **more,
+            newest |= option.reserving(settings, publication)
+    hold_ms = round(hold_for({"expires": task.expires, **options}, settings.reservation_ttl) * 1000)
+    record_key, collapses = configuration.record_key(key, task_id), settings.collapses
+    command = commands.reserve(
+        record_key, task_id, hold_ms, tail=tail, after_running=collapses, **newest
     )
 
-    def send() -> Record | None:
-        reply = configuration.execute(reserve)
+    def holder() -> Record | None:
+        reply = configuration.execute(command)
         reserved = reply.case == "reserved"
         return None if reserved else configuration.executor.store.record(key, reply.raw)
 
-    record = send()
-    return send() if record is not None and _free_key(about, record) else record
+    record = holder()
+    return holder() if record is not None and _free_key(about, record) else record
 
 
 def _free_key(about: About, record: Record) -> bool:
@@ -242,18 +241,15 @@ def _free_key(about: About, record: Record) -> bool:
     configuration: TaskConfiguration = about.sender.idempotency_configuration
     settings = configuration.settings
     if record.state is State.RESERVED and _has_ended(about.sender, record):
-        # A retry is reserved in the record, a published message in the slot.
         key = configuration.record_key(about.key, record.task_id)
-        free = (
-            commands.forget(key, record)
-            if record.awaited
-            else commands.give_back(key, record.task_id)
-        )
+        command = commands.give_back(key, record.task_id)
+        if record.awaited:  # its retry is reserved in the record, and not in the slot
+            command = commands.forget(key, record)
     elif settings.runs_again or replacement_error(record, settings) is None:
         return False
     else:
-        free = commands.release(about.key, record.token, retention_ms=0)
-    configuration.execute(free)
+        command = commands.release(about.key, record.token, retention_ms=0)
+    configuration.execute(command)
     return True
 
 
