@@ -86,15 +86,17 @@ class Newest(Extension):
         if isinstance(admission, Finished) and layout.is_superseded(admission.record):
             return await self._outcome(admission.record)
         # A retry, and a task that has replaced itself, have their arguments in the message.
-        if admission is GRANTED and self.call.steps_body and not self.call.data.generation:
-            await self._use_newest()
+        if admission is GRANTED and not self.call.data.generation:
+            assert self.call.grant is not None
+            if self.call.grant.steps_body:
+                await self._use_newest(self.call.grant.steps_body)
         return admission
 
-    async def _use_newest(self) -> None:
+    async def _use_newest(self, steps_body: bytes) -> None:
         call, key = self.call, str(self.call.key)
         host: Any = call.host
         try:
-            stored = steps.read(call.steps_body, key).get(steps.NEWEST_ARGUMENTS)
+            stored = steps.read(steps_body, key).get(steps.NEWEST_ARGUMENTS)
             if stored is None:
                 return
             accept = prepare_accept_content(call.sender.app.conf.accept_content)

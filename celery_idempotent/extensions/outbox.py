@@ -52,15 +52,14 @@ _APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "
 
 def claim_of(call: Call) -> Claim:
     """Returns the claim of the row of the key, for the execution of `call`."""
-    prefix = call.runtime.store.config.prefix
-    attempt = call.execution.attempt if call.execution is not None else 0
+    grant = call.grant
     return Claim.of(
         call.key,
-        prefix,
+        call.runtime.store.config.prefix,
         task_id=call.task_id,
         worker=call.data.worker,
-        token=call.token,
-        attempt=attempt,
+        token=grant.token if grant is not None else 0,
+        attempt=grant.execution.attempt if grant is not None else 0,
     )
 
 
@@ -101,7 +100,9 @@ async def commit_with_outbox(
         StoreUnavailableError: also if the messages are committed but not published.
     """
     if transaction.outbox is None:
-        transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
+        transaction.outbox = await outbox_of(
+            call, claim.token, [*transaction.on_commit, *replacements]
+        )
     outbox, refusal = transaction.outbox, None
     row = transaction.commit(claim, outcome._replace(outbox=outbox))
     if row is None and outbox is not None:
@@ -122,7 +123,7 @@ async def publish_found(call: Call, database: Database, row: Row) -> Row:
     return row._replace(outbox=None)
 
 
-async def outbox_of(call: Call, functions: Sequence[Callable[[], Any]]) -> bytes | None:
+async def outbox_of(call: Call, token: int, functions: Sequence[Callable[[], Any]]) -> bytes | None:
     """Returns the outbox of the messages that `functions` publish; None if there are none.
 
     Raises:
@@ -132,9 +133,7 @@ async def outbox_of(call: Call, functions: Sequence[Callable[[], Any]]) -> bytes
         return None
     key = str(call.key)
     payload = Payload("json", store(key, call.host.app, functions))
-    payload = await call.codec.protect(
-        payload, call.settings, key=key, token=call.token, field=OUTBOX
-    )
+    payload = await call.codec.protect(payload, call.settings, key=key, token=token, field=OUTBOX)
     if not payload.format:
         raise TransactionError(
             f"{key}: the messages that it publishes on commit cannot be stored with its "

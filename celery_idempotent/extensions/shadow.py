@@ -18,11 +18,7 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.call import (
-    Call,
-    begin_command,
-    release_command,
-)
+from celery_idempotent.core.flow.call import Call, begin_command, release_command
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.values import (
     Answer,

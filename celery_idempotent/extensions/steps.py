@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.call import Grant
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.values import (
     Complete,
@@ -20,16 +20,16 @@ from celery_idempotent.core.flow.values import (
 )
 from celery_idempotent.core.record import Payload, step_field, steps
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import IdempotencyError, LeaseLostError
 
 
 class Steps(Extension):
-    """The finished steps of a call, including those of its earlier executions."""
+    """The finished steps of an execution, including those of earlier executions of its call."""
 
-    def __init__(self, call: Call) -> None:
-        super().__init__(call)
+    def __init__(self, grant: Grant) -> None:
+        super().__init__(grant.call)
+        self._grant = grant
         #: The names of the steps that this execution runs or has run. The lock keeps two threads
         #: from beginning the same one.
         self._running: set[str] = set()
@@ -48,7 +48,7 @@ class Steps(Extension):
         key = str(call.key)
         with self._lock:
             self._check(name)
-            stored = steps.read(call.steps_body, key).get(name)
+            stored = steps.read(self._grant.steps_body, key).get(name)
             (self._running if stored is None else self._finished).add(name)
         if stored is not None:
             return Result(await call.codec.decode_field(Payload(*stored), key, step_field(name)))
@@ -60,7 +60,7 @@ class Steps(Extension):
     def _check(self, name: str) -> None:
         """Refuses a step that may not begin."""
         steps.write(name, "", b"")  # refuses an invalid name
-        if self.call.settled:
+        if self._grant.settled:
             problem = "begins after the end of its execution"
         elif name in self._running:
             problem = "is running; give each step its own name"
@@ -80,7 +80,7 @@ class Steps(Extension):
         payload, outcome = restored(value, settings, codec.values, **about)
         self._finished.add(name)
         if not in_transaction:
-            payload = await codec.protect(payload, settings, token=call.token, **about)
+            payload = await codec.protect(payload, settings, token=self._grant.token, **about)
             await self._save(name, payload)
         return outcome
 
@@ -88,21 +88,15 @@ class Steps(Extension):
         """Deletes offloaded values of steps."""
         call = self.call
         if isinstance(settlement, (Complete, Fail)):
-            await call.codec.delete_step_objects(call.steps_body, str(call.key))
+            await call.codec.delete_step_objects(self._grant.steps_body, str(call.key))
 
     async def _save(self, name: str, payload: Payload) -> None:
-        call = self.call
-        settings = call.settings
-        entry = steps.write(name, payload.format, payload.body)
-        reply = await call.write(
-            commands.extend(
-                LeaseExtension(call.key, call.token, settings.lease_ms, settings.result_ms), entry
-            )
-        )
+        grant, entry = self._grant, steps.write(name, payload.format, payload.body)
+        assert grant.lease is not None
+        reply = await grant.write(commands.extend(grant.lease.extension, entry))
         if reply.case == "lost":
-            call.report_lease_lost(reply.raw)
-            if call.execution is not None:
-                call.execution.check()
-            raise LeaseLostError(f"{call.key}: another execution has taken over")
+            grant.report_lease_lost(reply.raw)
+            grant.execution.check()
+            raise LeaseLostError(f"{self.call.key}: another execution has taken over")
         with self._lock:
-            call.add_step(entry)
+            grant.steps_body += entry

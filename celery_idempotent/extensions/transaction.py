@@ -19,7 +19,7 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict, flow
-from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.call import Call, Grant
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.replay import replacement_error, replay_or_put_back
@@ -43,7 +43,7 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Payload, Record, State, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.extensions.outbox import (
     begin_at_row,
     claim_of,
@@ -116,21 +116,24 @@ class RowTransaction(Extension):
         self.transaction = Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
         )
-        #: Of the row; set by each begin.
+        #: Of the call and of the row; set by each begin.
+        self._grant: Grant
         self._claim: Claim
 
     async def admitted(self, admission: Admission) -> Admission:
         """Claims the row for a call that may run, or answers with the row's outcome."""
         if admission is GRANTED:
-            return await self._begin()
+            assert self.call.grant is not None
+            return await self._begin(self.call.grant)
         if isinstance(admission, Finished) and layout.is_poisoned(admission.record):
             return await self._reopen(admission)
         return admission
 
-    async def _begin(self) -> Admission:
-        call = self.call
+    async def _begin(self, grant: Grant) -> Admission:
+        call, self._grant = self.call, grant
         self._claim = claim_of(call)
-        call.protect_by(self.transaction)
+        grant.protected = True  # by the row, even without a record
+        grant.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
         try:
             row = await begin_at_row(call, self.transaction, self._claim)
             row = row and row.with_outcome()
@@ -202,7 +205,7 @@ class RowTransaction(Extension):
                 return await self._retry(raised)
             failure = Failure(raised)
             if isinstance(settlement, Complete):
-                return await self.settling(await flow.settlement_of(call, failure))
+                return await self.settling(await flow.settlement_of(self._grant, failure))
             return Release(failure)
         if row is not None:
             return await self._adopt(row)
@@ -254,9 +257,8 @@ class RowTransaction(Extension):
 
     async def _release(self) -> None:
         self._roll_back()
-        self.call.stop_renewal()
         try:
-            await self.call.release()
+            await self._grant.release()
         except IdempotencyError as error:
             self.call.report(table.NOT_RELEASED, error=error)
 
@@ -279,10 +281,9 @@ class RowTransaction(Extension):
         try:
             reply = await self._repeat(row, record)
             if reply.case == "ok" and self._sends(row):
-                call.send_continuation_of(call.token)
-        except (StoreUnavailableError, CorruptRecordError) as error:
+                call.continuation_token = self._grant.token
+        except StoreUnavailableError as error:
             call.report(ROW_NOT_REPEATED, error=error)
-        call.mark_settled()
         return await replay_or_put_back(call, record)
 
     def _sends(self, row: Row) -> bool:
@@ -304,7 +305,7 @@ class RowTransaction(Extension):
             settlement = Complete(continues=self._sends(row))
         settlement.payload = Payload(record.format, record.body)
         settlement.retention_ms = row.remaining_ms
-        return await self.call.write(flow.settle_command(self.call, settlement))
+        return await self._grant.settle(flow.settle_command(self._grant, settlement))
 
 
 def ended_of(settlement: Settlement) -> OutcomeValues:

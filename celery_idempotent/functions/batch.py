@@ -62,7 +62,8 @@ class Entry:
     def begun(self, call: Call, end: End | BaseException | None) -> None:
         """Sets the decision from the `end` of the flow of `call`; None if it reached its body."""
         if end is None:
-            self.decision, self.execution = Decision.RUN, call.execution
+            assert call.grant is not None
+            self.decision, self.execution = Decision.RUN, call.grant.execution
         elif isinstance(end, Answer) and end.replayed and not end.refused:
             self.decision, self.record = Decision.REPLAY, end.record
         else:
@@ -94,7 +95,8 @@ class Entry:
 
 def _not_stored(call: Call, end: End | BaseException | None) -> IdempotencyError | None:
     """Returns the reason why the value of a completed key is not stored, if it is not."""
-    if not call.protected:
+    assert call.grant is not None
+    if not call.grant.protected:
         return None
     lost = LeaseLostError(f"{call.key}: another execution has taken over")
     assert end is not None
@@ -105,7 +107,7 @@ def _not_stored(call: Call, end: End | BaseException | None) -> IdempotencyError
     except Exception:
         return lost  # the execution that has taken over raised it
     assert isinstance(end, Answer)
-    return call.unsaved or (call.not_stored() if end.is_own else lost)
+    return end.unsaved or (None if end.is_own else lost)
 
 
 class LeaveRecord(Extension):
@@ -180,8 +182,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
             LeaseLostError: naming the first key that another execution may have taken over.
         """
         for call in self._pending.values():
-            assert call.execution is not None
-            call.execution.check()
+            assert call.grant is not None
+            call.grant.execution.check()
 
     def _begun(self) -> None:
         """Sets the decisions of all entries."""

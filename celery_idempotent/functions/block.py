@@ -91,7 +91,8 @@ class BaseBlockExecution(Bodies):
         """Sets the decision, and makes the execution the current one."""
         end = self._ends[self._call]
         if end is None:
-            self.decision, self._execution = Decision.RUN, self._call.execution
+            assert self._call.grant is not None
+            self.decision, self._execution = Decision.RUN, self._call.grant.execution
         else:
             outcome = outcome_of(self._call, end)
             if isinstance(end, Answer) and not end.refused:

@@ -76,7 +76,7 @@ class Unprotected(Extension):
 
     async def before_begin(self) -> None:
         """Grants the call, and enters the contexts that its options give the body."""
-        settings, execution = self.call.settings, self.call.run_unprotected()
+        settings, execution = self.call.settings, self.call.run_unprotected().execution
         for extension in settings.extensions:
             self._contexts.enter_context(extension.unprotected(settings, execution))
 

@@ -1,6 +1,8 @@
-"""A call in the flow: its begin, its lease, and their end.
+"""A call in the flow, and its grant.
 
-Others read the attributes of a call, and change it by its methods.
+A :class:`Call` begins and ends. A :class:`Grant` is its right to run the body, and has whatever
+exists only while the call has that right. Redis grants a lease of the key; a grant without a lease
+lets the body run without a record.
 """
 
 from __future__ import annotations
@@ -16,29 +18,25 @@ from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import decide_by, report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.host import CallData, Host, Runtime
-from celery_idempotent.core.flow.values import Release, Settlement, restore_step
+from celery_idempotent.core.flow.values import Release, restore_step
 from celery_idempotent.core.lease import Lease
-from celery_idempotent.core.payload.codec import NOT_STORED, PayloadCodec, not_stored
+from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.layout import Begun
-from celery_idempotent.core.store import commands, run_sync
+from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    IdempotencyError,
-    ResultNotStoredError,
-    StoreUnavailableError,
-)
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 
 #: Seconds between two attempts to write while Redis is unavailable.
 WRITE_RETRY_INTERVAL = 0.25
-#: Loaded when a body reaches its first step.
+#: The class of `Grant.steps`, imported when a body reaches its first step.
 _STEPS = "celery_idempotent.extensions.steps:Steps"
-#: Frees the key at once and leaves nothing.
+#: Frees the key at once and stores nothing.
 FREE = Release()
+#: In place of the reply to a begin, for a body that runs without a record.
+_NO_RECORD = Begun(token=0, attempt=1, body=b"")
 
 
 class Call:
@@ -65,50 +63,42 @@ class Call:
         self.sender = data.sender
         self.settings = data.settings
         self.task_id = data.task_id
-        #: Without a fingerprint and a label for a task that has replaced itself.
-        self.key = data.key
-        self.tail = data.tail
+        #: As in `data`, until :meth:`accept_other_arguments` changes them.
+        self.key, self.tail = data.key, data.tail
         #: The decision about this delivery; set when it is reported.
         self.decision = ""
         self.execution_id = os.urandom(layout.ID_BYTES)
+        #: Which execution the begin takes the key from, one of `commands.REPLACES…`; 0 for none.
+        self.replaces = 0
         #: A begin was sent, and its reply is not processed yet.
         self._unanswered = False
-        #: The token of the last lease that had expired when its reply came.
-        self._expired_token = 0
-        #: Which call it takes the key from, as in lua/begin.lua.
-        self.replaces = 0
-        #: The fencing token; 0 without a record.
-        self.token = 0
-        #: None if nothing was granted, or there is no record.
-        self.lease: Lease | None = None
-        #: Passed to the body; set once the call may run.
-        self.execution: BaseExecution | None = None
-        #: The outcome is to be stored; else the body runs without protection.
-        self.protected = False
-        #: How the execution has ended.
-        self._settlement: Settlement | None = None
-        #: Why the outcome is not stored.
-        self.unsaved: StoreUnavailableError | None = None
-        #: The record has the outcome, is no longer held, or cannot be written.
-        self.settled = False
-        self._writes_once = False
-        #: The finished steps, as in the record.
-        self.steps_body = b""
-        #: Of the execution whose continuation this delivery sends; 0 if it sends none. It is
-        #: callbacks, the rest of a chain, or a chord's count, which Celery's tracer sends after the
-        #: flow. Until it is marked as sent, or its time is over, no redelivery sends it. If the
-        #: process dies, its parent ends that time.
-        self._continuation_token = 0
-        self._is_renewed = False
+        #: None until the call may run.
+        self.grant: Grant | None = None
+        #: The token of the last grant whose lease had expired when its reply came.
+        self.expired_token = 0
         #: The flow has reached the body, which the caller runs: see `flow.execute_to_body`.
         self.at_body = False
-        self._begun: Begun | None = None
-        self._loss_reported = False
+        #: The token of the execution whose continuation this delivery sends; 0 if it sends none:
+        #: see :mod:`celery_idempotent.core.task.message.continuation`.
+        self.continuation_token = 0
         self.extensions = [extension(self) for extension in extensions] if extensions else []
 
+    @property
+    def label(self) -> str:
+        """Shown beside the key; may be empty."""
+        return self.tail.label
+
+    def accept_other_arguments(self) -> None:
+        """Removes the fingerprint and the label, which describe the arguments.
+
+        A task may replace itself by a call of the same key with other arguments. The next begin of
+        that call compares no arguments.
+        """
+        self.key = self.key.with_fingerprint(b"")
+        self.tail = self.tail._replace(label="")
+
     async def send_begin(self) -> Reply:
-        """Sends the begin; if it is granted, `lease` and `execution` are set."""
-        settings = self.settings
+        """Sends the begin, which may set `grant`; returns the reply."""
         command, sent_at = begin_command(self), lease_now()
         self._unanswered = True
         try:
@@ -117,15 +107,7 @@ class Call:
             self._unanswered = False
             raise
         if reply.case == "begun":
-            self._begun = begun = layout.begun(reply.raw)
-            self.token, self.steps_body = begun.token, begun.body
-            extension = LeaseExtension(self.key, begun.token, settings.lease_ms, settings.result_ms)
-            lease = Lease(self.runtime.store, extension, sent_at, self.report_lease_lost)
-            takes_over = begun.orphaned_seconds is not None
-            self.execution = self.runtime.execution(
-                str(self.key), begun.token, begun.attempt, self, _takes_over=takes_over
-            )
-            self.settled, self.protected, self.lease = False, True, lease
+            self.grant = Grant(self, layout.begun(reply.raw), sent_at)
         self._unanswered = False
         outage = self.runtime.store.node_of(self.key).outage
         if outage.failed_calls:
@@ -135,88 +117,10 @@ class Call:
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=seconds)
         return reply
 
-    def accept_other_arguments(self) -> None:
-        """Continues without a fingerprint: the task has replaced itself, under the same key."""
-        self.key = self.key.with_fingerprint(b"")
-        self.tail = self.tail._replace(label="")
-
-    @property
-    def label(self) -> str:
-        """Shown beside the key; may be empty."""
-        return self.tail.label
-
-    async def confirm(self) -> bool:
-        """Confirms that the granted execution runs, where its death must count.
-
-        Only the death of a confirmed execution counts: of several in a row, at most the first may
-        die uncounted. Returns False if another has taken over.
-
-        Raises:
-            StoreUnavailableError: if Redis is unavailable.
-        """
-        assert self._begun is not None
-        if self._begun.orphaned_seconds is None and self.settings.may_run(2):
-            return True
-        assert self.lease is not None
-        sent_at = lease_now()
-        reply = await self.runtime.execute(commands.extend(self.lease.extension))
-        if reply.case == "ok":
-            self.lease.renewed(sent_at)
-        return reply.case == "ok"
-
-    def drop_lease(self) -> None:
-        """Forgets a lease that was granted, and that the call does not hold."""
-        self.stop_renewal()
-        self.lease = None
-
-    def drop_expired_lease(self) -> bool:
-        """Drops a lease that had expired when its reply came; returns whether it is the first."""
-        assert self.lease is not None
-        if self.token == self._expired_token:
-            return False
-        self.report(table.BEGINS_AGAIN)
-        self.drop_lease()
-        self._expired_token = self.token
-        return True
-
-    def protect_by(self, transaction: Any) -> None:
-        """Lets `transaction`, which has the row of the key, keep the outcome."""
-        assert self.execution is not None
-        self.protected = True  # even without a record
-        self.execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
-
-    def run_unprotected(self) -> BaseExecution:
+    def run_unprotected(self) -> Grant:
         """Lets the body run without a record."""
-        key = str(self.key)
-        restore = partial(restore_step, self.settings, self.codec.values, key)
-        self.execution = self.runtime.execution(key, _restore_step=restore)
-        self.lease, self.token, self.protected, self.settled = None, 0, False, False
-        return self.execution
-
-    def start_renewal(self) -> None:
-        """Renews the lease from now on, and reports the begin once."""
-        assert self._begun is not None
-        assert self.lease is not None
-        self._is_renewed = True
-        self.runtime.start_renewal(self.lease)
-        if self.token != self._expired_token:
-            report(table.BEGUN, self, self.execution)
-            if (orphaned_seconds := self._begun.orphaned_seconds) is not None:
-                self.report(table.TAKEN_OVER, orphaned_seconds=orphaned_seconds)
-
-    def stop_renewal(self) -> None:
-        """Stops the renewal. May be called again after a signal handler has raised in it."""
-        if self._is_renewed and self.lease is not None:
-            self.runtime.stop_renewal(self.lease)
-            self._is_renewed = False
-
-    def reach_body(self) -> None:
-        """Leaves the flow to the caller, who runs the body."""
-        self.at_body = True
-
-    def leave_body(self) -> None:
-        """Returns to the flow."""
-        self.at_body = False
+        self.grant = Grant(self)
+        return self.grant
 
     def end_extensions(self) -> None:
         """Ends the extensions. May be called again."""
@@ -228,12 +132,12 @@ class Call:
         self.at_body = False
         if self.extensions:
             self.end_extensions()
-        if self._is_renewed:
-            self.stop_renewal()
+        if self.grant is not None and not self.grant.settled:
+            self.grant.stop_renewal()
 
     async def interrupt(self, error: BaseException) -> None:
         """Gives back whatever the call was granted, after `error` has interrupted it."""
-        self.leave_body()
+        self.at_body = False
         self.end_extensions()
         decide_by(self, error)
         await self.give_back()
@@ -241,41 +145,81 @@ class Call:
     async def give_back(self) -> None:
         """Releases the key if it is still held.
 
-        A signal handler may have interrupted any line of the flow, so `lease` may not be set yet.
+        A signal handler may have interrupted any line of the flow. If that was before the reply to
+        a begin was processed, the begin is sent again: Redis replies with the same grant.
         """
         try:
             if self._unanswered:
                 await self.send_begin()
-            if self.lease is not None and not self.settled:
-                self.stop_renewal()
-                await self.release()
+            if self.grant is not None and not self.grant.settled:
+                await self.grant.release()
         except IdempotencyError as error:
             report(table.NOT_RELEASED, self, error=error)
 
-    async def release(self, settlement: Release = FREE) -> Reply:
-        """Gives the key back.
+    def report(self, event: Event, **fields: Any) -> None:
+        """Reports that `event` has happened to the execution of the call."""
+        report(event, self, self.grant and self.grant.execution, **fields)
 
-        After an error of the body, it repeats as :meth:`write`: a key that stays held would count
-        as a death.
+
+class Grant:
+    """The right of one call to run its body.
+
+    Args:
+        begun: the record that the begin has written; by default there is none.
+        sent_at: seconds of `lease_now`, read before the begin was sent.
+    """
+
+    def __init__(self, call: Call, begun: Begun = _NO_RECORD, sent_at: float = 0.0) -> None:
+        settings, runtime, key = call.settings, call.runtime, str(call.key)
+        self.call = call
+        #: The fencing token of the execution; 0 without a record.
+        self.token = begun.token
+        #: For a takeover: seconds since the end of the previous lease.
+        self.orphaned_seconds = begun.orphaned_seconds
+        #: The steps that this execution and earlier ones have finished, as the record has them.
+        self.steps_body = begun.body
+        #: None without a record.
+        self.lease: Lease | None = None
+        if begun is _NO_RECORD:
+            restore = partial(restore_step, settings, call.codec.values, key)
+            #: Passed to the body.
+            self.execution = runtime.execution(key, _restore_step=restore)
+        else:
+            extension = LeaseExtension(call.key, self.token, settings.lease_ms, settings.result_ms)
+            self.lease = Lease(runtime.store, extension, sent_at, self.report_lease_lost)
+            takes_over = begun.orphaned_seconds is not None
+            self.execution = runtime.execution(
+                key, begun.token, begun.attempt, self, _takes_over=takes_over
+            )
+        #: The outcome has to be stored: in the record, or in a row that an extension has claimed.
+        self.protected = self.lease is not None
+        #: The record has the outcome, is no longer held, or cannot be written. The renewal has
+        #: stopped before.
+        self.settled = False
+        #: No write is repeated while Redis is unavailable: the process is about to end, or a later
+        #: call can store the outcome.
+        self.writes_once = False
+        self._loss_reported = False
+
+    async def confirm(self) -> bool:
+        """Extends the lease; returns False if another execution has taken over.
+
+        From then on, Redis counts the death of this execution.
 
         Raises:
-            StoreUnavailableError: if Redis stays unavailable; the lease will expire.
+            StoreUnavailableError: if Redis is unavailable.
         """
-        self._writes_once |= not isinstance(settlement.error, Exception)
-        try:
-            reply = await self.write(release_command(self, self.token, settlement))
-        except IdempotencyError:
-            self.settled = True
-            raise
-        self.settled = True
-        return reply
+        assert self.lease is not None
+        sent_at = lease_now()
+        reply = await self.call.runtime.execute(commands.extend(self.lease.extension))
+        if reply.case == "ok":
+            self.lease.renewed(sent_at)
+        return reply.case == "ok"
 
-    def write_once(self) -> None:
-        """Repeats no write while Redis is unavailable: a later call can store the outcome.
-
-        Or the process is about to end.
-        """
-        self._writes_once = True
+    def stop_renewal(self) -> None:
+        """Stops extending the lease. May be called before the renewal starts, and again."""
+        if self.lease is not None:
+            self.call.runtime.stop_renewal(self.lease)
 
     async def write(self, command: Command) -> Reply:
         """Writes to the record, if there is one; repeats while Redis is unavailable.
@@ -292,89 +236,68 @@ class Call:
         since = lease_now()
         while True:
             try:
-                return await self.runtime.execute(command)
+                return await self.call.runtime.execute(command)
             except StoreUnavailableError:
-                if self._writes_once or lease_now() >= since + lease.seconds:
+                if self.writes_once or lease_now() >= since + lease.seconds:
                     raise
-                await self.runtime.sleep(WRITE_RETRY_INTERVAL)
+                await self.call.runtime.sleep(WRITE_RETRY_INTERVAL)
             except CorruptRecordError:
                 # Another program has overwritten the record.
                 return Reply("lost", b"", 0)
 
-    async def settle_as(self, settlement: Settlement, command: Command) -> Reply | None:
-        """Ends the execution: stores the outcome by `command`.
+    async def settle(self, command: Command) -> Reply:
+        """Ends the execution by `command`, which stores its outcome or gives the key back.
 
-        Returns:
-            None if Redis stays unavailable, which is reported.
+        Raises:
+            StoreUnavailableError: if Redis stays unavailable; the lease will expire.
         """
-        self._settlement = settlement
-        reply = None
-        if settlement.committed:
-            self.write_once()
         try:
             reply = await self.write(command)
-        except StoreUnavailableError as error:
-            self.unsaved = None if settlement.committed else error
-            event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
-            self.report(event, error=error)
-        self.mark_settled()
+        except StoreUnavailableError:
+            self.stop_renewal()
+            self.settled = True
+            raise
+        self.stop_renewal()
+        self.settled = True
         return reply
 
-    def mark_settled(self) -> None:
-        """Ends the execution, whose outcome is stored, or is not to be stored."""
-        self.settled = True
-        if self._is_renewed:
-            self.stop_renewal()
+    async def release(self, settlement: Release = FREE) -> Reply:
+        """Gives the key back.
 
-    async def discard(self, settlement: Settlement) -> None:
-        """Deletes the offloaded value of an outcome that Redis has refused."""
-        if settlement.payload is not None and settlement.field:
-            await self.codec.delete_object(settlement.payload, str(self.key), settlement.field)
+        Only after an error of the body does it repeat as :meth:`write` does: a key that stays held
+        would count as a death.
 
-    def not_stored(self) -> ResultNotStoredError | None:
-        """Returns the error for duplicates if the record was completed without the value."""
-        settlement = self._settlement
-        if settlement is None or not settlement.field:
-            return None
-        assert settlement.payload is not None
-        if settlement.payload.format or settlement.payload.body == NOT_STORED:
-            return None
-        return not_stored(settlement.payload, str(self.key), settlement.field)
-
-    def send_continuation_of(self, token: int) -> None:
-        """Lets this delivery send the continuation of the execution with `token`, once."""
-        self._continuation_token = token
-
-    def mark_continuation_sent(self) -> None:
-        """Marks in Redis that the continuation was sent; for code that blocks."""
-        if not self._continuation_token:
-            return
-        command = commands.mark_sent(self.key, self._continuation_token)
-        try:
-            run_sync(self.runtime.execute(command))
-        except IdempotencyError as error:
-            report(table.MAY_CONTINUE_AGAIN, self, error=error)
+        Raises:
+            StoreUnavailableError: as :meth:`settle`.
+        """
+        self.stop_renewal()  # the heartbeat would take the release for a lost lease
+        self.writes_once |= not isinstance(settlement.error, Exception)
+        call, lease = self.call, self.lease
+        # `abandon` compares no token: under an expired lease, another thread may run the message.
+        if settlement.died and lease is not None and lease.trusted:
+            about = call.key, call.task_id, call.data.worker
+            return await self.settle(
+                commands.abandon(*about, grace_ms=0, reason=layout.PROCESS_EXIT)
+            )
+        kept_ms = call.settings.result_ms if self.steps_body else 0
+        return await self.settle(release_command(call, self.token, settlement, kept_ms))
 
     @property
     def steps(self) -> Any:
-        """The steps of the execution."""
+        """The steps of the execution, from now on an extension of the call."""
         steps = vars(self).get("_steps")
         if steps is None:
             # Atomic, since threads of the body may reach their first steps at the same time.
             new = symbol_by_name(_STEPS)(self)
             steps = vars(self).setdefault("_steps", new)
             if steps is new:
-                self.extensions.append(steps)
+                self.call.extensions.append(steps)
         return steps
-
-    def add_step(self, entry: bytes) -> None:
-        """Adds a finished step, which the record has."""
-        self.steps_body += entry
 
     def step(self, name: str, func: Callable[[], Any], *, in_transaction: bool = False) -> Any:
         """Returns the outcome of a step; on an event loop, an awaitable of it."""
         step = partial(self.steps.run, name, func, in_transaction=in_transaction)
-        return self.runtime.drive_step(step)
+        return self.call.runtime.drive_step(step)
 
     def report_lease_lost(self, raw: bytes) -> None:
         """Reports the loss once; merely logs it if the worker has ended this execution.
@@ -382,29 +305,26 @@ class Call:
         Args:
             raw: the record in the reply of Redis.
         """
-        assert self.lease is not None
-        if layout.is_abandoned(raw, self.lease.token, self.data.worker):
-            self.lease.lost = True
-            self.report(table.ENDED_BY_WORKER)
+        call, lease = self.call, self.lease
+        assert lease is not None
+        if layout.is_abandoned(raw, self.token, call.data.worker):
+            lease.lost = True
+            call.report(table.ENDED_BY_WORKER)
         elif not self._loss_reported:
             self._loss_reported = True
-            self.lease.lost = True
+            lease.lost = True
             if raw[:1] in (b"D", b"X"):
                 from celery_idempotent.core.record.newer import taken_over
 
-                self.lease.error = taken_over(raw, str(self.key), self.key.task)
-            if self.lease.error is not None:
-                self.report(table.REPLACED, error=self.lease.error)
+                lease.error = taken_over(raw, str(call.key), call.key.task)
+            if lease.error is not None:
+                call.report(table.REPLACED, error=lease.error)
             elif raw:
-                self.report(table.LEASE_LOST)
+                call.report(table.LEASE_LOST)
             else:
                 from celery_idempotent.core.store.server_info import evictions
 
-                self.report(table.RECORD_GONE, evictions=evictions(self.runtime.store))
-
-    def report(self, event: Event, **fields: Any) -> None:
-        """Reports that `event` has happened to the execution."""
-        report(event, self, self.execution, **fields)
+                call.report(table.RECORD_GONE, evictions=evictions(call.runtime.store))
 
 
 def begin_command(call: Call) -> Command:
@@ -424,20 +344,21 @@ def begin_command(call: Call) -> Command:
     )
 
 
-def release_command(call: Call, token: int, settlement: Release = FREE) -> Command:
-    """Returns the command that gives the key back, for the execution of `call` with `token`."""
-    settings, key = call.settings, call.key
-    # `abandon` compares no token: under an expired lease, another thread may run the message.
-    if settlement.died and call.lease is not None and call.lease.trusted:
-        about = key, call.data.task_id, call.data.worker
-        return commands.abandon(*about, grace_ms=0, reason=layout.PROCESS_EXIT)
+def release_command(
+    call: Call, token: int, settlement: Release = FREE, kept_ms: int = 0
+) -> Command:
+    """Returns the command that gives the key back, for the execution of `call` with `token`.
+
+    Args:
+        kept_ms: milliseconds after a reservation for which the record is kept.
+    """
     if not settlement.hold:
-        return commands.release(key, token, retention_ms=settings.result_ms)
+        return commands.release(call.key, token, retention_ms=call.settings.result_ms)
     hold_ms = round(settlement.hold * 1000)
     return commands.reserve_retry(
-        key,
+        call.key,
         token,
         hold_ms=hold_ms,
-        retention_ms=hold_ms + (settings.result_ms if call.steps_body else 0),
+        retention_ms=hold_ms + kept_ms,
         generation=settlement.awaited,
     )

@@ -21,7 +21,7 @@ from celery_idempotent.errors import ConflictError, KeyReusedError
 
 #: Seconds of delay of a message that is put back for the first time.
 FIRST_DELAY = 1.0
-#: The longest delay in seconds of a message that nothing wakes, during another call.
+#: The longest delay in seconds of a message that nothing wakes, while another call has the key.
 LONGEST_DELAY = 5.0
 
 
@@ -34,14 +34,15 @@ def wait(call: Call, record: Record, reason: ConflictError, now_ms: int | None =
     longest = min(call.settings.lease, LONGEST_DELAY)
     if now_ms is not None:
         left = (record.at_ms - now_ms) / 1000
-        # A quiet time ends by itself.
+        # The reservation is the call's own, until its quiet time (``idempotency_debounce``) ends.
         is_copy = record.task_id == call.task_id
         if is_copy and record.state is State.RESERVED and not record.awaited:
             quiet = error(f"{call.key} waits until no publish has come for a while", record)
             return PutBack(max(left, 0), quiet, call.data.rollback_count, record)
         longest = min(max(left, FIRST_DELAY), call.settings.lease)
     end = put_back(call, reason, longest)._replace(record=record)
-    # The outcome of another task is not in the record.
+    # A finished record that still lacks an outcome waits for the result of another task. That does
+    # not change the record, so nothing can wake the call.
     if record.state.finished:
         return end
     return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
@@ -84,7 +85,7 @@ POLICIES = {
         end=lambda call, record, reason: Reject(str(reason), record),
         event=Event(INFO, "is rejected as a duplicate: {reason}"),
     ),
-    # Only a copy of a running message meets a conflict.
+    # Any other call takes the key instead, so only a copy of the running message has a conflict.
     "replace": Policy("it takes over, and the outcome of that task is refused"),
 }
 

@@ -11,7 +11,7 @@ from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import like_it, report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.call import Call, Grant
 from celery_idempotent.core.flow.replay import (
     replacement_error,
     replay,
@@ -39,7 +39,7 @@ from celery_idempotent.core.flow.values import (
     Settlement,
     restored,
 )
-from celery_idempotent.core.payload.codec import NOT_STORED, RESULT_IGNORED
+from celery_idempotent.core.payload.codec import NOT_STORED, RESULT_IGNORED, not_stored
 from celery_idempotent.core.record import ERROR, RESULT, Payload, Record, State, layout
 from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.core.store import commands
@@ -48,6 +48,7 @@ from celery_idempotent.core.store.node import MAX_DELAY
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import (
     CorruptRecordError,
+    IdempotencyError,
     LeaseLostError,
     NotReadyError,
     StoreUnavailableError,
@@ -56,8 +57,8 @@ from celery_idempotent.errors import (
 if TYPE_CHECKING:
     from celery_idempotent.core.flow.extension import Extension
 
-#: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
-#: lease ends, within these limits.
+#: A call that waits (``on_conflict="wait"``) begins again when the record changes, or else when the
+#: lease of the other execution ends: after so many seconds at least, and at most.
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
@@ -75,9 +76,11 @@ async def execute(call: Call) -> End:
 
 
 async def execute_to_body(call: Call) -> End | None:
-    """Runs `call` up to its body, which the caller runs; returns the end of a call without one.
+    """Runs `call` up to its body, which the caller runs.
 
-    After None, :func:`execute_from_body` must follow, as long as `call.at_body` is true.
+    Returns:
+        None if the body is to run; then :func:`execute_from_body` must follow, as long as
+        `call.at_body` is true. Else the end of the call.
 
     Raises:
         As :func:`execute`.
@@ -91,8 +94,9 @@ async def execute_from_body(call: Call, outcome: Outcome) -> End:
     Raises:
         As :func:`execute`.
     """
-    call.leave_body()
-    end = await _part(call, _settle(call, outcome))
+    assert call.grant is not None
+    call.at_body = False
+    end = await _part(call, _settle(call.grant, outcome))
     assert end is not None
     return end
 
@@ -100,26 +104,28 @@ async def execute_from_body(call: Call, outcome: Outcome) -> End:
 async def _execute(call: Call) -> End:
     if (end := await begin(call)) is not None:
         return end
-    assert call.execution is not None
-    outcome = await call.runtime.run(partial(call.host.run, call.execution))
-    return await _settle(call, outcome)
+    assert call.grant is not None
+    outcome = await call.runtime.run(partial(call.host.run, call.grant.execution))
+    return await _settle(call.grant, outcome)
 
 
-async def _settle(call: Call, outcome: Outcome) -> End:
+async def _settle(grant: Grant, outcome: Outcome) -> End:
     try:
-        return await settle(call, outcome)
+        return await settle(grant, outcome)
     except GeneratorExit:
         raise
     except BaseException as error:
-        return await settle_again(call, outcome, error)
+        return await settle_again(grant, outcome, error)
 
 
 async def _part(call: Call, part: Coroutine[Any, Any, End | None]) -> End | None:
-    """Runs a part of the flow; an error, or an end of the call, gives back what it was granted."""
+    """Runs a part of the flow; closes the call unless it is at its body then.
+
+    After an error, it gives back the key that was granted.
+    """
     try:
         end = await part
-        if end is None:
-            call.reach_body()
+        call.at_body = end is None
         return end
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
@@ -137,7 +143,7 @@ async def begin(call: Call) -> End | None:
     for extension in call.extensions:
         if (end := await extension.before_begin()) is not None:
             return end
-    if call.execution is not None:
+    if call.grant is not None:
         return None
     since = lease_now()
     while True:
@@ -145,14 +151,14 @@ async def begin(call: Call) -> End | None:
         for extension in call.extensions:
             admission = await extension.admitted(admission)
         if admission is GRANTED:
-            assert call.execution is not None
-            report(table.TAKEOVER if call.execution.recovered else table.RUN, call)
+            assert call.grant is not None
+            report(table.TAKEOVER if call.grant.execution.recovered else table.RUN, call)
             return None
         if isinstance(admission, Finished):
             return await replay_or_put_back(call, admission.record, sends=admission.sends)
         if isinstance(admission, Held):
             record, reply = admission.record, admission.reply
-            # A message for which the key is reserved may need this very process to begin.
+            # The key may be reserved for a message that this very process is to run next.
             waits = call.settings.on_conflict == "wait" and record.state is not State.RESERVED
             left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             if left <= 0:
@@ -172,7 +178,8 @@ async def admit(call: Call) -> Admission:
     except StoreUnavailableError as error:
         return without_store(call, error)
     if reply.case == "begun":
-        return await _granted(call)
+        assert call.grant is not None
+        return await _granted(call, call.grant)
     try:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
@@ -198,34 +205,43 @@ async def admit(call: Call) -> Admission:
     return Held(record, reply, key)
 
 
-async def _granted(call: Call) -> Admission:
+async def _granted(call: Call, grant: Grant) -> Admission:
     """Returns whether an execution that Redis has granted may begin its body."""
-    execution, lease = call.execution, call.lease
-    assert execution is not None
-    assert lease is not None
+    settings, runtime = call.settings, call.runtime
     try:
-        if not call.settings.may_run(execution.attempt):
-            await call.runtime.execute(
-                commands.poison(call.key, call.token, call.settings.error_ms, call.tail)
-            )
-            call.drop_lease()
-            return AGAIN
-        if not await call.confirm():
-            call.drop_lease()
-            return AGAIN
+        if not settings.may_run(grant.execution.attempt):
+            poison = commands.poison(call.key, grant.token, settings.error_ms, call.tail)
+            await runtime.execute(poison)
+            may_run = False
+        else:
+            # Redis counts the death of an execution that has extended its lease. One may die
+            # uncounted, if it is the first and another may follow.
+            counts = grant.orphaned_seconds is not None or not settings.may_run(2)
+            may_run = not counts or await grant.confirm()
     except StoreUnavailableError as error:
-        call.drop_lease()  # unless confirmed, it counts as no death
+        call.grant = None
         return without_store(call, error)
-    call.start_renewal()
-    return GRANTED if lease.trusted else await _begin_again(call)
+    if not may_run:
+        call.grant = None
+        return AGAIN
+    assert grant.lease is not None
+    runtime.start_renewal(grant.lease)
+    if grant.token != call.expired_token:
+        report(table.BEGUN, call, grant.execution)
+        if grant.orphaned_seconds is not None:
+            call.report(table.TAKEN_OVER, orphaned_seconds=grant.orphaned_seconds)
+    return GRANTED if grant.lease.trusted else await _begin_again(call, grant)
 
 
-async def _begin_again(call: Call) -> Admission:
-    """Begins again, once, because the granted lease had expired when the reply came.
+async def _begin_again(call: Call, grant: Grant) -> Admission:
+    """Begins again, once, because the lease of `grant` had expired when the reply came.
 
     The process was suspended, or Redis is slow.
     """
-    if call.drop_expired_lease():
+    if grant.token != call.expired_token:
+        call.report(table.BEGINS_AGAIN)
+        grant.stop_renewal()
+        call.grant, call.expired_token = None, grant.token
         return AGAIN  # a begin with the same id returns the current state of the key
     await call.give_back()
     late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
@@ -244,7 +260,7 @@ async def _release_replaced(call: Call, record: Record) -> bool:
 
 
 def _wait_interval(record: Record, now_ms: int) -> float:
-    """Returns the seconds until the next begin: a lease that expires causes no invalidation."""
+    """Returns the seconds until the next begin; a record does not change when its lease ends."""
     left = (record.at_ms - now_ms) / 1000
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
@@ -267,11 +283,14 @@ def without_store(call: Call, error: StoreUnavailableError) -> Proceed | PutBack
     return conflict.put_back(call, error, longest=MAX_DELAY)
 
 
-async def settle(call: Call, outcome: Outcome) -> End:
-    """Stores `outcome` or releases the key, and returns the end that counts."""
-    lease = call.lease
+async def settle(grant: Grant, outcome: Outcome) -> End:
+    """Stores `outcome` or releases the key, and returns the end of the call.
+
+    If another execution has taken over, that may be the outcome of the other one.
+    """
+    call, lease = grant.call, grant.lease
     extension: Extension
-    if not call.protected:
+    if not grant.protected:
         for extension in call.extensions:
             outcome = extension.ran_unprotected(outcome)
         if isinstance(outcome, Result) and call.host.returns_restored:
@@ -281,48 +300,48 @@ async def settle(call: Call, outcome: Outcome) -> End:
         return Answer(outcome)
     stopped = isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError)
     if stopped and lease is not None and not lease.trusted:
-        return await _abort(call, outcome)
-    settlement = await settlement_of(call, outcome)
+        return await _abort(grant, outcome)
+    settlement = await settlement_of(grant, outcome)
     for extension in call.extensions:
         settled = await extension.settling(settlement)
         if not isinstance(settled, Settlement):
             return settled
         settlement = settled
     if isinstance(settlement, Release):
-        return await _release(call, settlement)
-    return await _store(call, settlement)
+        return await _release(grant, settlement)
+    return await _store(grant, settlement)
 
 
-async def settle_again(call: Call, outcome: Outcome, error: BaseException) -> End:
+async def settle_again(grant: Grant, outcome: Outcome, error: BaseException) -> End:
     """Settles after a signal handler has raised `error` in :func:`settle`.
 
     The body has ended, so its outcome still has to be stored. An error that ends the process is
     raised afterwards.
     """
-    if call.settled or not call.protected:
+    if grant.settled or not grant.protected:
         raise error
     exiting = not isinstance(error, Exception)
-    if exiting:
-        call.write_once()
+    grant.writes_once |= exiting
     try:
-        end = await settle(call, outcome)
+        end = await settle(grant, outcome)
     except Exception as second:
-        if isinstance(outcome, Result) and not call.settled:
-            call.report(table.OUTCOME_UNSAVED, error=second)
+        if isinstance(outcome, Result) and not grant.settled:
+            grant.call.report(table.OUTCOME_UNSAVED, error=second)
         raise
     if exiting:
         raise error
-    call.report(table.ENDED_LATE, error=error)
+    grant.call.report(table.ENDED_LATE, error=error)
     return end
 
 
-async def settlement_of(call: Call, outcome: Outcome) -> Settlement:
+async def settlement_of(grant: Grant, outcome: Outcome) -> Settlement:
     """Encodes what has to be stored for `outcome`."""
-    if call.steps_body:
-        _ = call.steps  # from now on they are an extension of the call
+    call = grant.call
+    if grant.steps_body:
+        _ = grant.steps  # those of an earlier execution, too, end as an extension of the call
     settlement = call.host.meaning(outcome)
     settings, key = call.settings, str(call.key)
-    protect: Any = {"key": key, "token": call.token}
+    protect: Any = {"key": key, "token": grant.token}
     outcome, settlement.retention_ms = settlement.outcome, settings.result_ms
     if isinstance(settlement, Complete):
         assert isinstance(outcome, Result)
@@ -347,28 +366,39 @@ async def settlement_of(call: Call, outcome: Outcome) -> Settlement:
     return settlement
 
 
-async def _store(call: Call, settlement: Settlement) -> End:
+async def _store(grant: Grant, settlement: Settlement) -> End:
     """Stores the outcome of the key."""
-    reply = await call.settle_as(settlement, settle_command(call, settlement))
-    delegates = isinstance(settlement, Delegate)
-    lost = reply is not None and reply.case == "lost" and not settlement.committed
-    if reply is None or (lost and delegates):
-        return Answer(settlement.outcome)
-    if lost:
-        await call.discard(settlement)
-        return await _resolve_lost_lease(call, reply, settlement.outcome)
+    call, delegates = grant.call, isinstance(settlement, Delegate)
+    grant.writes_once |= settlement.committed
+    try:
+        reply = await grant.settle(settle_command(grant, settlement))
+    except StoreUnavailableError as error:
+        event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
+        call.report(event, error=error)
+        return Answer(settlement.outcome, unsaved=error)
+    if reply.case == "lost" and not settlement.committed:
+        if delegates:
+            return Answer(settlement.outcome)
+        if settlement.payload is not None and settlement.field:
+            await call.codec.delete_object(settlement.payload, str(call.key), settlement.field)
+        return await _resolve_lost_lease(grant, reply, settlement.outcome)
     if isinstance(settlement, Complete) and settlement.continues:
-        call.send_continuation_of(call.token)
-    _report_stored(call, settlement)
+        call.continuation_token = grant.token
+    unsaved = _report_stored(grant, settlement)
     for extension in call.extensions:
         await extension.settled(settlement, reply)
-    written = reply.case == "written"
-    return Answer(settlement.outcome, is_own=not delegates, result_written=written)
+    return Answer(
+        settlement.outcome,
+        is_own=not delegates,
+        result_written=reply.case == "written",
+        unsaved=unsaved,
+    )
 
 
-def settle_command(call: Call, settlement: Settlement) -> Command:
+def settle_command(grant: Grant, settlement: Settlement) -> Command:
     """Returns the command that stores the outcome of the key."""
-    key, token, tail, payload = call.key, call.token, call.tail, settlement.payload
+    call, token = grant.call, grant.token
+    key, tail, payload = call.key, call.tail, settlement.payload
     retention_ms = settlement.retention_ms
     assert payload is not None
     if isinstance(settlement, Fail):
@@ -381,32 +411,33 @@ def settle_command(call: Call, settlement: Settlement) -> Command:
     return commands.complete(*about, tail=tail, sending_ms=sending_ms)
 
 
-def _report_stored(call: Call, settlement: Settlement) -> None:
-    payload, execution = settlement.payload, call.execution
+def _report_stored(grant: Grant, settlement: Settlement) -> IdempotencyError | None:
+    """Reports that the outcome is stored; returns the error of duplicates if its value is not."""
+    payload, call = settlement.payload, grant.call
     assert payload is not None
     if isinstance(settlement, Delegate):
         end = "it has replaced itself and gets the outcome of its replacement"
-        report(table.COMPLETED, call, execution, end=end)
-        return
-    failed = isinstance(settlement, Fail)
+        report(table.COMPLETED, call, grant.execution, end=end)
+        return None
+    failed, error = isinstance(settlement, Fail), None
     if not payload.format and payload.body != NOT_STORED:
         ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
         call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
+        error = not_stored(payload, str(call.key), settlement.field)
     if failed:
         gets = "this error" if payload.format else "ResultNotStoredError"
         call.report(table.FAILED, error=settlement.error, outcome=gets)
     else:
         kept = "its result is stored" if payload.format else "its result is not kept"
-        report(table.COMPLETED, call, execution, end=kept)
+        report(table.COMPLETED, call, grant.execution, end=kept)
+    return error
 
 
-async def _release(call: Call, settlement: Release) -> End:
+async def _release(grant: Grant, settlement: Release) -> End:
     """Frees the key, or reserves it for a retry."""
-    outcome, error = settlement.outcome, settlement.error
-    # Before the release, which the heartbeat would take for a lost lease.
-    call.stop_renewal()
+    call, outcome, error = grant.call, settlement.outcome, settlement.error
     try:
-        reply = await call.release(settlement)
+        reply = await grant.release(settlement)
     except StoreUnavailableError as failure:
         call.report(table.NOT_RELEASED, error=failure)
         return Answer(outcome)
@@ -422,35 +453,45 @@ async def _release(call: Call, settlement: Release) -> End:
         return Answer(outcome)
     if settlement.hold or not isinstance(error, Exception):
         # The retry is published already, or the process is about to exit.
-        call.report_lease_lost(reply.raw)
+        grant.report_lease_lost(reply.raw)
         return Answer(outcome)
-    return await _resolve_lost_lease(call, reply, outcome)
+    return await _resolve_lost_lease(grant, reply, outcome)
 
 
-async def _abort(call: Call, outcome: Outcome) -> End:
-    """Ends a call whose body stopped because its lease was lost: as `_resolve_lost_lease`."""
-    call.end_extensions()
+async def _abort(grant: Grant, outcome: Outcome) -> End:
+    """Ends a call whose body has raised LeaseLostError, because its lease is lost or has expired.
+
+    The key may still be held: then it is released, and the call put back.
+    """
+    grant.call.end_extensions()
     try:
-        reply = await call.release()
+        reply = await grant.release()
     except StoreUnavailableError:
-        return _put_back_lost(call)
+        return _put_back_lost(grant.call)
     if reply.case == "ok":
-        return _put_back_lost(call)
-    return await _resolve_lost_lease(call, reply, outcome)
+        return _put_back_lost(grant.call)
+    return await _resolve_lost_lease(grant, reply, outcome)
 
 
-async def _resolve_lost_lease(call: Call, reply: Reply, outcome: Outcome) -> End:
-    """Returns the outcome of the execution that took over; else puts back, or keeps `outcome`."""
-    call.report_lease_lost(reply.raw)
+async def _resolve_lost_lease(grant: Grant, reply: Reply, outcome: Outcome) -> End:
+    """Ends a call whose outcome Redis has refused, since another execution has taken over.
+
+    Args:
+        reply: has the record of the other execution. The call gets its outcome, or is put back if
+            there is none yet. Without a record, the call gets `outcome`, its own.
+    """
+    grant.report_lease_lost(reply.raw)
+    call = grant.call
     try:
         record = call.runtime.store.record(call.key, reply.raw)
     except CorruptRecordError:  # or none
         return Answer(outcome)
-    # Only a begin can tell whether this call has to send its continuation. What it has come to if a
-    # newer message answers for it, an extension knows.
+    # A call with a continuation is put back, since the reply to its next begin says whether to send
+    # that. So is a message whose record refers to a newer one (superseded): after its next begin,
+    # `extensions.newest` finds the outcome of the newer one.
     answered = record.state.finished and not layout.is_superseded(record)
     if answered and (layout.is_replaced(record) or not call.data.continues):
-        # The other task's replacement may still run; the offload storage may be unavailable.
+        # Not possible while a replacement of the other task runs, or the offload storage is away.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)
     return _put_back_lost(call)

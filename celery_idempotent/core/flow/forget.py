@@ -87,7 +87,7 @@ def delete_message(executor: Executor, key: Key, task_id: str) -> None:
     Raises:
         StoreUnavailableError: if Redis is unavailable.
     """
-    # One that is offloaded is only the name of an object.
+    # Only the name of an object is needed, if the message is offloaded; a name is short.
     message = _read_message(executor, key, task_id, _MAX_NAME)
     if message is not None:
         executor.store.query("DEL", executor.store.name(key.kept_message(task_id)))

@@ -40,7 +40,7 @@ async def replay(call: Call, record: Record, *, sends: bool = False) -> Answer:
     except (ResultNotStoredError, CorruptRecordError) as error:
         missing = error
     if sends:
-        call.send_continuation_of(record.token)
+        call.continuation_token = record.token
     completed = record.state is State.COMPLETED and not layout.is_superseded(record)
     sent = completed and record.task_id == call.task_id and not sends
     if missing is not None:

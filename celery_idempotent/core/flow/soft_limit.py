@@ -27,7 +27,7 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)
 class SoftLimit:
     """The soft time limit of one flow, or of one message from its start to its end."""
 
-    #: Errors of the handler are not kept.
+    #: The body is running: an error of the handler is raised there, and not kept.
     in_body: bool = False
     #: The error that the handler has raised, while it is kept.
     error: BaseException | None = None

@@ -19,7 +19,7 @@ from celery_idempotent.core.payload.value_codec import ValueCodec
 from celery_idempotent.core.record import RESULT, Payload, Record, step_field
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.errors import LeaseLostError, SettingsError
+from celery_idempotent.errors import IdempotencyError, LeaseLostError, SettingsError
 from celery_idempotent.settings import Settings
 
 
@@ -123,7 +123,8 @@ class Settlement:
     #: The field of the record for an encoded value; empty if the payload is none.
     field: str = ""
     retention_ms: int = 0
-    #: The outcome counts, regardless of the reply of Redis; a later call can store it.
+    #: A database has committed the outcome, which counts whether or not Redis stores it, too: a
+    #: later call can copy it from there.
     committed: bool = False
 
     @property
@@ -185,6 +186,8 @@ class Answer(NamedTuple):
     continuation_sent: bool = False
     #: Whether the result backend has the value.
     result_written: bool = False
+    #: Why the record lacks the outcome, or its value, of the call's own execution.
+    unsaved: IdempotencyError | None = None
 
 
 class PutBack(NamedTuple):
@@ -196,8 +199,8 @@ class PutBack(NamedTuple):
     rollback_count: int
     #: The record that has kept the call from running.
     record: Record | None = None
-    #: Seconds instead of `seconds` if something delivers the call as soon as `record` ends; 0 if
-    #: nothing can know when to deliver it.
+    #: Seconds instead of `seconds` if the message can be woken when `record` ends (see
+    #: :mod:`celery_idempotent.waking`), in case nothing wakes it; 0 if nothing can.
     fallback: float = 0.0
 
 
@@ -240,7 +243,7 @@ class Held:
 
     record: Record
     reply: Reply
-    #: Of the record in the reply.
+    #: The key of `record`, which may be that of another message than the call's.
     key: Key
 
 

@@ -51,7 +51,7 @@ class Lease:
         sent_at: seconds of `lease_now`, read before the request that granted the lease was sent.
         on_lost: called once with the record, in the heartbeat's thread, when the server replies
             that the lease is lost. `ignore` replaces it when the renewal stops: `on_lost` refers to
-            the call, the call to the lease, and only the garbage collector would free this cycle.
+            the grant, the grant to the lease, and only the garbage collector would free this cycle.
     """
 
     def __init__(

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.call import Call, Grant
 from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
-from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.record.layout import Begun
 from celery_idempotent.settings import Settings
 
 
@@ -38,27 +38,23 @@ class Heartbeat:
         self.held.discard(lease)
 
 
-def granted(runtime: Any) -> Call:
+def granted(runtime: Any) -> Grant:
     settings = Settings(lease=60.0)
     data = CallData(None, Key("shop.charge", "digest"), settings, "id", "here/1", 1.0)
     host: Any = None
     codec: Any = None
-    call = Call(data, host, runtime, codec)
-    extension = LeaseExtension(data.key, 1, settings.lease_ms, settings.result_ms)
-    call.lease = Lease(runtime.store, extension, 0.0, call.report_lease_lost)
-    call.execution = runtime.execution(str(data.key), 1, 1, call)
-    call._is_renewed = True
-    runtime.start_renewal(call.lease)
-    return call
+    grant = Grant(Call(data, host, runtime, codec), Begun(1, 1, b""))
+    runtime.start_renewal(grant.lease)
+    return grant
 
 
 def test_a_renewal_that_a_signal_keeps_from_ending_ends_with_the_next_call() -> None:
     runtime = Heartbeat()
-    call = granted(runtime)
+    grant = granted(runtime)
     with pytest.raises(KeyboardInterrupt):
-        call.stop_renewal()
+        grant.stop_renewal()
 
-    call.stop_renewal()
+    grant.stop_renewal()
 
     assert not runtime.held
 
@@ -69,13 +65,13 @@ def test_an_execution_is_shown_without_its_inner_parts() -> None:
     assert shown == "Execution(key='shop.charge:digest', token=1, attempt=1)"
 
 
-def first_steps_of_threads(call: Call) -> list[Any]:
+def first_steps_of_threads(grant: Grant) -> list[Any]:
     """What each of four threads gets that ask at the same time."""
     barrier = threading.Barrier(4)
 
     def ask(_: int) -> Any:
         barrier.wait()
-        return call.steps
+        return grant.steps
 
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(ask, range(4)))

@@ -2,7 +2,9 @@
 
 Celery sends it after the body and before it acknowledges the message. If the worker dies in
 between, the message is redelivered, and the record shows whether the continuation was sent before.
-Only a task with a continuation pays the round trip for that mark.
+Until it is marked as sent, or the time for that is over, no redelivery sends it; the parent process
+ends that time if the process dies. Only a task with a continuation pays the round trip for that
+mark.
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ from typing import Any
 from celery.app.task import Context
 from celery.exceptions import Ignore
 from celery.signals import task_postrun, task_success
+
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report
+from celery_idempotent.core.store import commands, run_sync
+from celery_idempotent.errors import IdempotencyError
 
 #: More than the retries of any message.
 GENERATIONS = 10**9
@@ -32,8 +39,12 @@ def mark_continuation_sent(sender: Any, **_: Any) -> None:
     """Marks in the record that the continuation of a value was sent."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     host = getattr(request, "idempotency_host", None)
-    if host is not None:
-        host.call.mark_continuation_sent()
+    if host is None or not (token := host.call.continuation_token):
+        return
+    try:
+        run_sync(host.call.runtime.execute(commands.mark_sent(host.call.key, token)))
+    except IdempotencyError as error:
+        report(table.MAY_CONTINUE_AGAIN, host.call, error=error)
 
 
 @task_postrun.connect(weak=False)

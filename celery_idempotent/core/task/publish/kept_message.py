@@ -80,9 +80,9 @@ def keep(call: Call, request: Context) -> None:
         payload = dump(message, "json", settings)
         if load(payload, JSON) != message:
             raise TypeError("JSON would change its arguments")
-        token = call.token or time.time_ns() // 1000
         protect, field = call.codec.protect, message_field(task_id)
-        payload = run_sync(protect(payload, settings, key=str(key), token=token, field=field))
+        unique = time.time_ns() // 1000
+        payload = run_sync(protect(payload, settings, key=str(key), token=unique, field=field))
         if not payload.format:
             report(MESSAGE_NOT_KEPT, call, error=payload.body.decode())
             return

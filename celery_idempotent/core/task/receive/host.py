@@ -151,7 +151,8 @@ class TaskHost:
             self._return_to_queue(error)
             raise
         finally:
-            began = self.call.token or isinstance(end, PutBack)
+            grant = self.call.grant
+            began = (grant is not None and grant.token) or isinstance(end, PutBack)
             if self.data.settings.deduplicates and not began and worker.counters:
                 worker.counters.note_unbegun()
 
