@@ -1,4 +1,4 @@
-"""A bootstep of the worker's consumer: renews the messages of each connection."""
+"""The bootstep of the worker's consumer that starts and stops a `Renewal` for each connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_idempotent.core.configuration import broker as configured_broker
 from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery import broker as brokers
 from celery_idempotent.redelivery import renewal
-from celery_idempotent.redelivery.held import HeldMessages
+from celery_idempotent.redelivery.unacked import UnackedMessages
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ class Redelivery(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Starts renewing; Celery also calls it after each reconnect.
 
-        The messages of the lost connection no longer belong to this worker.
+        After a reconnect, a new `Renewal` begins without messages: those of the lost connection no
+        longer belong to this worker.
         """
         self.shutdown(parent)
         enabled = app_tasks.enabled(parent.app)
@@ -37,7 +38,7 @@ class Redelivery(bootsteps.StartStopStep):
         seconds = configured_broker.redeliver_after(parent.app)
         if seconds is None:
             return
-        held = HeldMessages(parent.app, parent.pool)
+        unacked = UnackedMessages(parent.app, parent.pool)
         broker: brokers.OwnConnection
         if parent.connection.transport.driver_type == "sqs":
             broker = brokers.SqsBroker(parent.connection)
@@ -46,15 +47,15 @@ class Redelivery(bootsteps.StartStopStep):
             channel = parent.task_consumer.channel
             brokers.declare_exchanges(channel, parent.app.amqp.queues.values())
             qos = channel.qos
-            brokers.hide_from_delivery_on(qos, seconds, held.includes)
+            brokers.hide_from_delivery_on(qos, seconds, unacked.includes)
             brokers.free_slots_of_failed_acks(qos)
-        renewal.current = renewal.Renewal(broker, held, seconds)
+        renewal.current = renewal.Renewal(broker, unacked, seconds)
         renewal.current.start()
 
     def stop(self, parent: Any) -> None:
-        """From now on, renews only messages that run: a warm shutdown finishes their tasks."""
+        """Stops renewing the messages that wait; a warm shutdown still finishes those that run."""
         if renewal.current is not None:
-            renewal.current.held.stop()
+            renewal.current.unacked.stop()
 
     def shutdown(self, parent: Any) -> None:
         """Stops renewing; Celery calls it when the pool has ended."""

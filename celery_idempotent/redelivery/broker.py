@@ -1,4 +1,7 @@
-"""The connections to brokers with a visibility timeout that the thread of `Renewal` uses."""
+"""The connections to brokers with a visibility timeout, for the thread of `Renewal`.
+
+Also the changes to kombu's Redis transport that a renewed, short visibility timeout needs.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ from kombu.transport import virtual
 
 from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.configuration import broker as configured_broker
-from celery_idempotent.redelivery.held import HeldMessage
+from celery_idempotent.redelivery.unacked import UnackedMessage
 
 #: Members in one ZADD, which Redis executes at once.
 REDIS_BATCH = 1000
 #: Maximum seconds for a command of Redis.
 SOCKET_TIMEOUT = 5.0
-#: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
-#: in kombu. Two searches at a time do no harm: each message is restored in a transaction.
+#: Lifetime of the lock under which kombu searches for messages to redeliver, in seconds: a worker
+#: that dies with the lock keeps others from searching so long (kombu's default is 300). Two
+#: searches at a time do no harm, since each message is restored in a transaction.
 MUTEX_EXPIRE = 2
 #: Maximum entries in one request to SQS.
 SQS_BATCH = 10
@@ -40,7 +44,7 @@ class OwnConnection:
     """
 
     def __init__(self, connection: Any) -> None:
-        # Never connected itself: kombu cannot reopen a connection, so each one is a new copy.
+        # Only copies of it are opened, because kombu cannot open a connection again after an error.
         self._template = connection.clone()
         self._connection: Any = None
 
@@ -50,12 +54,12 @@ class OwnConnection:
         self._connection = self._template.clone()
         return self._connection.channel()
 
-    def renew(self, messages: list[HeldMessage], seconds: float) -> None:
+    def renew(self, messages: list[UnackedMessage], seconds: float) -> None:
         """Hides `messages` from other workers for the next `seconds`."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Redelivers the messages whose time is over, unless the broker does so itself."""
+        """Redelivers messages whose visibility timeout is over, where that is left to clients."""
 
     def close(self) -> None:
         """Closes the connection; the next call opens another one."""
@@ -67,14 +71,15 @@ class OwnConnection:
 class SqsBroker(OwnConnection):
     """Amazon SQS: each delivery has a visibility timeout, which its receiver may change."""
 
-    def renew(self, messages: list[HeldMessage], seconds: float) -> None:
+    def renew(self, messages: list[UnackedMessage], seconds: float) -> None:
         """See `OwnConnection`; an entry fails if its message was deleted meanwhile."""
         now = lease_now()
-        # By message, since SQS accepts only the receipt of its latest delivery.
+        # By queue, then by message id: a later delivery of the same message replaces an earlier one
+        # here, since SQS accepts only the receipt of the latest.
         queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
-        for held in messages:
-            info = held.delivery_info
-            timeout = min(math.ceil(seconds), int(held.received_at + SQS_LONGEST - now))
+        for message in messages:
+            info = message.delivery_info
+            timeout = min(math.ceil(seconds), int(message.received_at + SQS_LONGEST - now))
             if timeout > 0:
                 received = info["sqs_message"]
                 queues[info["sqs_queue"], info.get("routing_key")][received["MessageId"]] = {
@@ -92,10 +97,10 @@ class SqsBroker(OwnConnection):
 
 
 class RedisBroker(OwnConnection):
-    """Redis: kombu keeps the time of each delivery in a sorted set, and workers search it.
+    """Redis: kombu has a sorted set of delivery tags; each score is the time of the delivery.
 
-    The first worker that finds a score older than the visibility timeout redelivers its message. A
-    new score is therefore all that a renewal needs; other workers take no part in it.
+    All workers search that set. The first one that finds a score older than the visibility timeout
+    redelivers the message. A renewal therefore only writes a new score.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -106,7 +111,8 @@ class RedisBroker(OwnConnection):
             "unacked_mutex_expire": MUTEX_EXPIRE,
         }
         super().__init__(connection.clone(transport_options=options))
-        # Has the types of the exchanges that the worker has declared.
+        # Shared, because it has the types of the exchanges that the worker has declared: see
+        # `declare_exchanges`.
         self._state = connection.transport.state
 
     @cached_property
@@ -116,17 +122,18 @@ class RedisBroker(OwnConnection):
         channel.connection.state = self._state
         return channel
 
-    def renew(self, messages: list[HeldMessage], seconds: float) -> None:
+    def renew(self, messages: list[UnackedMessage], seconds: float) -> None:
         """See `OwnConnection`."""
         channel = self.channel
         score = score_of(channel, seconds)
         tags = iter([message.delivery_tag for message in messages])
         while batch := list(islice(tags, REDIS_BATCH)):
-            # XX: a message that was acknowledged, or restored, meanwhile does not come back.
+            # XX only changes scores that exist. Added again, the tag of a message that was
+            # acknowledged or restored meanwhile would redeliver it.
             channel.client.zadd(channel.unacked_index_key, dict.fromkeys(batch, score), xx=True)
 
     def restore(self) -> None:
-        """See `OwnConnection`; kombu does so every 100 s, in the solo pool only between tasks."""
+        """See `OwnConnection`. kombu searches every 100 s, in the solo pool only between tasks."""
         channel = self.channel
         channel.qos.restore_visible(num=channel.unacked_restore_limit, interval=1)
 
@@ -146,9 +153,9 @@ def score_of(channel: Any, seconds: float) -> float:
 
 
 def shorten_lock(app: Celery) -> None:
-    """Makes the lock of kombu's own searches expire soon, unless the user has set its option.
+    """Sets `MUTEX_EXPIRE` also for kombu's own searches, unless the user has set the option.
 
-    It is an option of all connections, since kombu searches by any channel.
+    It applies to all connections of the app, since kombu searches by any channel.
     """
     if configured_broker.is_redis(app):
         options = {"unacked_mutex_expire": MUTEX_EXPIRE}
@@ -163,7 +170,8 @@ def declare_exchanges(channel: Any, queues: Iterable[Any]) -> None:
     """
     for queue in queues:
         for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
-            # Celery reports a contradiction if the worker consumes the queue.
+            # Two queues may declare one exchange differently. Celery reports that for the queues
+            # that the worker consumes.
             with suppress(virtual.NotEquivalentError):
                 if exchange is not None:
                     exchange.declare(channel=channel)
@@ -172,51 +180,53 @@ def declare_exchanges(channel: Any, queues: Iterable[Any]) -> None:
 def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:
     """Makes kombu hide messages for `seconds` as it receives them, without another round trip.
 
-    It also makes kombu use one client, instead of a new one to receive and another to acknowledge
-    each message, which takes a quarter of the main process's time for it.
+    Without it, a message would have the score of now until its first renewal. It also makes kombu
+    reuse one client, which otherwise creates one to receive and one to acknowledge each message:
+    that takes a quarter of the main process's time for it.
 
-    Celery also replaces a method of this object (``worker_disable_prefetch``). If another version
-    of kombu stores the score in another way, the first renewal sets it within a second.
+    It replaces two methods of `qos`, as Celery itself does with one (``worker_disable_prefetch``).
+    If another version of kombu stores the score in another way, the first renewal sets it within a
+    second.
 
     Args:
-        qos: of the consumer's channel.
+        qos: that of the consumer's channel.
         includes: returns whether to hide a message with these headers.
     """
     append, pipe_or_acquire = qos.append, qos.pipe_or_acquire
-    appends_held, kept = False, None
+    is_hiding, client = False, None
 
-    def client() -> Any:
-        nonlocal kept
-        if kept is None or kept.connection_pool is not qos.channel.pool:
-            with qos.channel.conn_or_acquire() as kept:
+    def reused() -> Any:
+        nonlocal client
+        if client is None or client.connection_pool is not qos.channel.pool:
+            with qos.channel.conn_or_acquire() as client:
                 pass
-        return kept
+        return client
 
-    def append_held(message: Any, delivery_tag: str) -> None:
-        nonlocal appends_held
-        appends_held = includes(message.headers)
+    def append_hidden(message: Any, delivery_tag: str) -> None:
+        nonlocal is_hiding
+        is_hiding = includes(message.headers)
         try:
             append(message, delivery_tag)
         finally:
-            appends_held = False
+            is_hiding = False
 
     @contextmanager
-    def pipe_or_acquire_held(pipe: Any = None, **options: Any) -> Iterator[Any]:
-        with pipe_or_acquire(pipe, **{"client": None if pipe else client(), **options}) as pipe:
-            yield _Pipeline(pipe, score_of(qos.channel, seconds)) if appends_held else pipe
+    def pipe_or_reuse(pipe: Any = None, **options: Any) -> Iterator[Any]:
+        with pipe_or_acquire(pipe, **{"client": None if pipe else reused(), **options}) as pipe:
+            yield _Pipeline(pipe, score_of(qos.channel, seconds)) if is_hiding else pipe
 
-    qos.append, qos.pipe_or_acquire = append_held, pipe_or_acquire_held
+    qos.append, qos.pipe_or_acquire = append_hidden, pipe_or_reuse
 
 
 def free_slots_of_failed_acks(qos: Any) -> None:
     """Makes kombu prefetch another message in place of one that it could not acknowledge.
 
-    Such a message occupies its slot until the connection is lost, and a worker without a free slot
-    does not notice the loss: it takes no more messages. The task has ended, and the message is
-    redelivered.
+    Otherwise such a message counts as unacknowledged until the connection is lost. A worker that
+    has reached its prefetch limit does not notice the loss, and takes no more messages. The message
+    is redelivered later, and replayed.
 
     Args:
-        qos: of the consumer's channel.
+        qos: that of the consumer's channel.
     """
     ack = qos.ack
 
@@ -231,7 +241,7 @@ def free_slots_of_failed_acks(qos: Any) -> None:
 
 
 class _Pipeline:
-    """A pipeline that replaces the scores of ZADD."""
+    """A pipeline of redis-py that replaces the scores of ZADD by `score`."""
 
     def __init__(self, pipe: Any, score: float) -> None:
         self._pipe = pipe

@@ -1,4 +1,7 @@
-"""The thread that renews the visibility timeout of the messages that a worker holds."""
+"""The thread that renews the visibility timeout of a worker's unacknowledged messages.
+
+It also searches for the messages of dead workers, and redelivers them, where the broker needs that.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,18 @@ from typing import Any
 from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.lease.heartbeat import at_fork
 from celery_idempotent.redelivery.broker import SOCKET_TIMEOUT, OwnConnection
-from celery_idempotent.redelivery.held import HeldMessages
+from celery_idempotent.redelivery.unacked import UnackedMessages
 
 logger = logging.getLogger(__name__)
 
-#: Maximum seconds until a new message is renewed, and between two searches for messages to
-#: redeliver.
+#: Maximum seconds until a new message is first renewed, and between two searches for messages that
+#: are to be redelivered.
 TICK, RESTORE_INTERVAL = 1.0, 2.0
 #: Maximum seconds between two reports that the worker keeps its messages.
 REPORT_INTERVAL = 20.0
 
-#: Receive the number of held messages when all are renewed, and at least every REPORT_INTERVAL.
+#: Called with the number of messages each time that all are renewed, at least every
+#: REPORT_INTERVAL. `contrib.prometheus` adds a function.
 on_renewed: list[Callable[[int], object]] = []
 
 
@@ -34,17 +38,21 @@ class Renewal(threading.Thread):
         seconds: from the last renewal of a message to its redelivery.
     """
 
-    def __init__(self, broker: OwnConnection, held: HeldMessages, seconds: float) -> None:
+    def __init__(self, broker: OwnConnection, unacked: UnackedMessages, seconds: float) -> None:
         super().__init__(name="idempotency-redelivery", daemon=True)
         self._broker = broker
-        self.held = held
+        self.unacked = unacked
         self.seconds = seconds
-        #: Seconds since the epoch.
+        #: When all messages were last renewed (seconds since the epoch); None before the first
+        #: time.
         self.renewed_at: float | None = None
+        #: When to renew all messages, and when to search (seconds of `lease_now`).
         self._due = self._restore_due = 0.0
+        #: Consecutive failed rounds.
         self._failures = 0
-        #: Number of messages in the last renewal.
+        #: Number of messages in the last renewal of all.
         self._number = 0
+        #: When to call `on_renewed` (seconds of `lease_now`); 0: at the end of this round.
         self._report_due = 0.0
         self._ended = threading.Event()
 
@@ -57,7 +65,7 @@ class Renewal(threading.Thread):
         at = self.renewed_at
         return {
             "redeliver_after": self.seconds,
-            "messages_held": len(self.held),
+            "messages_held": len(self.unacked),
             "renewed_seconds_ago": None if at is None else round(time.time() - at, 3),
         }
 
@@ -79,9 +87,9 @@ class Renewal(threading.Thread):
     def _renew(self) -> None:
         """Renews all messages three times per `seconds`, and new ones at each call."""
         now = lease_now()
-        is_due, messages = now >= self._due, self.held.new()
+        is_due, messages = now >= self._due, self.unacked.new()
         if is_due:
-            messages = self.held.all(self.seconds)
+            messages = self.unacked.all(self.seconds)
         if messages:
             self._broker.renew(messages, self.seconds)
             for message in messages:
@@ -98,9 +106,9 @@ class Renewal(threading.Thread):
     def _failed(self, error: Exception) -> None:
         self._failures = min(self._failures + 1, 10)
         if self._failures == 1:
-            held, then = len(self.held), ""
-            if held:
-                then = f"; this worker holds {held}, to be redelivered in {self.seconds:g} s"
+            number, then = len(self.unacked), ""
+            if number:
+                then = f"; this worker holds {number}, to be redelivered in {self.seconds:g} s"
             logger.warning("Cannot renew the visibility timeout of messages: %s%s", error, then)
         self._close()
 
@@ -108,7 +116,8 @@ class Renewal(threading.Thread):
         if self._failures:
             self._failures = 0
             logger.warning("The visibility timeout of messages is renewed again")
-        # Only now: without messages, only the search shows whether the broker is available.
+        # Reported after the search, not after the renewal: without messages, only the search shows
+        # whether the broker is available.
         now = lease_now()
         if now >= self._report_due:
             self._report_due = now + REPORT_INTERVAL
@@ -123,10 +132,10 @@ class Renewal(threading.Thread):
 
 
 class _NoFork:
-    """Delays a fork of the worker while the thread uses the broker.
+    """Delays a fork of the worker's main process while the thread uses the broker.
 
-    kombu's properties take locks that all connections share. A pool process that is forked while
-    the thread has one would wait for it for ever when it publishes.
+    kombu's cached properties take locks that all connections share. If a pool process were forked
+    while the thread has such a lock, it would wait for it for ever when it publishes.
     """
 
     def __init__(self) -> None:
@@ -138,6 +147,7 @@ class _NoFork:
         self._is_forking = False
 
     def _wait(self) -> None:
+        # With a timeout: the pool must get its process even if the broker does not reply.
         self._is_forking = self._lock.acquire(timeout=2 * SOCKET_TIMEOUT)
 
     def _forked(self) -> None:

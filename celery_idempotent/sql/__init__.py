@@ -15,7 +15,7 @@ OPTION = "idempotency_transaction"
 
 
 def database_of(task: Any) -> Any:
-    """Returns the `Database` of the task's transactions; None without."""
+    """Returns the `Database` of the task's transactions; None if it has none."""
     return task.idempotency_configuration.settings.transaction
 
 

@@ -1,4 +1,8 @@
-"""The database of a task's or a function's transactions."""
+"""The database of the option ``idempotency_transaction``: its engine, and operations on its table.
+
+`sql.transaction` uses it for each execution; the command line and the dashboard, to find, forget
+and purge rows.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ from celery_idempotent.sql.session import Engine, Session
 _statements = lru_cache(Statements)
 
 
-class _Kept(Exception):
-    """Rolls back the deletion of a row."""
+class _KeepRow(Exception):
+    """Raised in `forget` to leave its transaction with a rollback, which restores the row."""
 
 
 @dataclass(frozen=True)
 class Database:
-    """A database, resolved at first use because its module may import the task's."""
+    """A database, whose engine is imported at first use: its module may import the task's."""
 
     #: A SQLAlchemy engine, the path of one, or a Django database alias.
     source: Any
@@ -89,7 +93,7 @@ class Database:
             raise
 
     def end_body(self, session: Session) -> None:
-        """Releases the savepoint of the body.
+        """Releases the savepoint of the body, which protects the transaction from the body.
 
         Raises:
             TransactionError: if the body has ended the transaction.
@@ -141,8 +145,9 @@ class Database:
         Rows with unpublished messages are kept: the next call with their key publishes these.
 
         Args:
-            after: the expiry time of the previous batch's last row. Without it, each batch would
-                scan past all rows deleted since the oldest open transaction began.
+            after: the expiry time of the last row of the previous batch. The index still has the
+                rows that were deleted since the oldest open transaction began, and without this
+                limit each batch would read all of them.
 
         Returns:
             The number of expired rows found, and the expiry time of the last one.
@@ -189,17 +194,17 @@ class Database:
             StoreUnavailableError: if Redis or the database is unavailable.
         """
         values, case = {"id": row_id(prefix, key)}, "changed"
-        with suppress(_Kept), self.transaction() as session:
+        with suppress(_KeepRow), self.transaction() as session:
             if owner:
                 shown = {**values, "owner": owner}
                 deleted = session.execute(self.statements.forget_shown, shown).changed
                 if not deleted and session.execute(self.statements.find, values).rows:
-                    raise _Kept
+                    raise _KeepRow
             else:
                 deleted = session.execute(self.statements.forget, values).changed
             case = forget_record()
             if case not in ("ok", "absent"):
-                raise _Kept
+                raise _KeepRow
             case = "ok" if deleted else case
         return case
 

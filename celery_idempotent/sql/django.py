@@ -1,4 +1,4 @@
-"""Databases accessed through Django."""
+"""Databases accessed through Django: see the interfaces `Engine` and `Session` in `sql.session`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db import connections, transaction, utils
 
 from celery_idempotent.errors import SettingsError, TransactionError
 from celery_idempotent.sql import OPTION
-from celery_idempotent.sql.session import Answer
+from celery_idempotent.sql.session import StatementResult
 
 
 @lru_cache
@@ -76,7 +76,8 @@ class DjangoSession:
         self._atomic: Any = None
         #: The savepoint of the body.
         self._savepoint: str | None = None
-        #: Number of ``on_commit`` functions registered before the block, by a test case.
+        #: Number of ``on_commit`` functions that were registered before the block: a test case of
+        #: Django, which is a transaction of its own, may have some.
         self._registered = 0
 
     @property
@@ -104,7 +105,7 @@ class DjangoSession:
         self._registered = len(connection.run_on_commit)
 
     def begin_body(self) -> None:
-        """Sets a savepoint; Django refuses to end the transaction inside the block."""
+        """Sets a savepoint; Django itself refuses to end a transaction inside ``atomic()``."""
         self._savepoint = transaction.savepoint(using=self._alias)
 
     def end_body(self) -> bool:
@@ -115,11 +116,11 @@ class DjangoSession:
         transaction.savepoint_commit(self._savepoint, using=self._alias)
         return True
 
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
+    def execute(self, statement: str, values: Mapping[str, Any]) -> StatementResult:
         """Executes a statement."""
         with self.connection.cursor() as cursor:
             cursor.execute(_translated(statement), dict(values))
-            return Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount)
+            return StatementResult(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:

@@ -1,4 +1,4 @@
-"""Driver errors, and which of them a repeated transaction may avoid."""
+"""Decides which errors of database drivers a repeated transaction may avoid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 #: SQLSTATE of PostgreSQL: lock not available, shutdowns, too many connections, and the timeouts of
 #: idle transactions, transactions and idle sessions, which end the connection.
 _STATES = frozenset({"55P03", "57P01", "57P02", "57P03", "53300", "25P03", "25P04", "57P05"})
-#: Classes of SQLSTATE: lost connections, and transactions that the server has rolled back.
+#: The first two characters of SQLSTATE: lost connections, and transactions that the server has
+#: rolled back.
 _CLASSES = ("08", "40")
 #: Errors of MySQL and MariaDB: deadlocks, lock timeouts, changed rows, shutdowns, lost connections.
 _NUMBERS = frozenset(
@@ -24,7 +25,7 @@ def is_transient(error: BaseException) -> bool:
     """
     if getattr(error, "connection_invalidated", False):
         return True
-    # SQLAlchemy and Django wrap the errors of drivers.
+    # SQLAlchemy and Django wrap the error of the driver.
     cause: Any = getattr(error, "orig", None) or error.__cause__ or error
     driver = type(cause).__module__.partition(".")[0]
     if driver in ("psycopg", "psycopg2"):

@@ -25,7 +25,8 @@ _NOW = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
 
-#: The state of a row whose transaction is open. No one reads it unless it was committed by mistake.
+#: The state of a row whose transaction is open. Other transactions cannot read it, unless a body or
+#: a connection with autocommit has committed it by mistake.
 CLAIMED = "CLAIMED"
 
 
@@ -43,9 +44,10 @@ class Statements:
                 f"{OPTION}: {dialect} is not supported; use PostgreSQL, MySQL, MariaDB or SQLite"
             )
         now, is_server = _NOW[dialect], dialect != "sqlite"
-        # SQLite has one writer at a time.
+        # SQLite has no row locks: one transaction writes at a time.
         skip_locked = " FOR UPDATE SKIP LOCKED" if is_server else ""
-        # A table scan, which the optimizer prefers for small tables, would wait for locked rows.
+        # For a small table, the optimizer of MySQL prefers a table scan, which would wait for rows
+        # that others have locked.
         by_id = f"{TABLE} FROM {TABLE} FORCE INDEX (PRIMARY)"
         purged = by_id if dialect == "mysql" else f"FROM {TABLE}"
         self.claim = (
@@ -73,10 +75,10 @@ class Statements:
         self.forget = f"DELETE FROM {TABLE} WHERE id = :id"
         #: Deletes the row if it still has this owner.
         self.forget_shown = f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner"
-        #: Begins a purge without gap locks, which would block claims, and without serialization
-        #: failures. Empty if nothing needs to be set.
+        #: Executed before a purge, if not empty. At a higher isolation level, a purge would set gap
+        #: locks, which block claims (MySQL), or fail with serialization errors (PostgreSQL).
         self.purge_begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED" if is_server else ""
-        #: Skips rows that are being taken over.
+        #: Selects expired rows, oldest first, without those that are being taken over.
         self.expired = (
             f"SELECT id, expires_at FROM {TABLE}"
             f" WHERE expires_at >= :after AND expires_at <= {now} AND outbox IS NULL"
@@ -86,9 +88,10 @@ class Statements:
         self.overdue = (
             f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms AND outbox IS NULL LIMIT 1"
         )
-        #: Lacks the list of ids. Checks the time again: in SQLite, a row may have been taken over.
+        #: Deletes expired rows; the caller appends the list of ids. It checks the time again, since
+        #: in SQLite, without row locks, a row may have been taken over after it was selected.
         self.purge = f"DELETE {purged} WHERE expires_at <= {now} AND id IN "
-        #: Limits how long the transaction waits for a lock; empty if the server limits it.
+        #: Limits how long the transaction waits for a lock; empty where the server has a limit.
         self.limit_wait = "SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else ""
 
 
@@ -110,15 +113,16 @@ def committed_without_outcome() -> TransactionError:
 
 
 class Claim(NamedTuple):
-    """The execution that claims a row: the columns that it sets."""
+    """The columns that an execution sets when it claims a row, before its body runs."""
 
     #: The primary key.
     id: str
-    #: Shared by the rows of all messages of a key until they finish. The column is unique, so
-    #: messages of a key that may run again run one after the other.
+    #: For a key that may run again, the id of the key's turn until the execution has finished; else
+    #: None. The column is unique, so the messages of such a key run one after the other.
     turn: str | None
+    #: A `Record.key`.
     record_key: str
-    #: Random id that distinguishes the claimed row from another execution's.
+    #: Random id of the execution. A statement that names it changes no row of another execution.
     owner: str
     fingerprint: str
     task_id: str = ""
@@ -143,7 +147,7 @@ class Claim(NamedTuple):
 
 
 class OutcomeValues(NamedTuple):
-    """The outcome of an execution."""
+    """The columns that an execution sets when it finishes."""
 
     state: State
     format: str
@@ -175,7 +179,7 @@ class Row(NamedTuple):
     outbox: bytes | None
     finished_at: int
     expires_at: int
-    #: When it was read.
+    #: The time at which it was read.
     now: int
 
     @classmethod
@@ -213,7 +217,7 @@ class Row(NamedTuple):
         return max(1, self.expires_at - self.now)
 
     def with_outcome(self) -> Row:
-        """Returns this row.
+        """Returns this row, after a check that it has an outcome.
 
         Raises:
             TransactionError: if it was committed without an outcome.

@@ -1,4 +1,7 @@
-"""The interface to a database: one connection, and one transaction at a time."""
+"""The interfaces that `sql.django` and `sql.sqlalchemy` implement: an engine and its sessions.
+
+A session has one connection, and one transaction at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Answer(NamedTuple):
+class StatementResult(NamedTuple):
     """The result of a statement."""
 
     rows: Sequence[Sequence[Any]]
@@ -32,7 +35,7 @@ class Session(Protocol):
         """
 
     def begin_body(self) -> None:
-        """Sets a savepoint: the body may commit and roll back to it, and not the transaction."""
+        """Sets a savepoint for the body, which may not end the transaction itself."""
 
     def end_body(self) -> bool:
         """Releases the savepoint; returns False if the body has ended the transaction, or tried to.
@@ -41,19 +44,20 @@ class Session(Protocol):
             Exception: the driver's error; also if the driver has ended the transaction.
         """
 
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
+    def execute(self, statement: str, values: Mapping[str, Any]) -> StatementResult:
         """Executes a statement of :mod:`celery_idempotent.sql.outcomes`."""
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:
-        """The functions to call after the commit, except those that may be lost.
+        """The functions to call after the commit, which the outbox stores with the outcome.
 
-        Empty if they are unknown, like listeners of SQLAlchemy's events.
+        Without those that may be lost (``robust=True`` in Django); empty for SQLAlchemy, whose
+        listeners of events are unknown.
         """
         return []
 
     def drop_on_commit(self) -> None:
-        """Removes the functions of `on_commit`."""
+        """Removes the functions of `on_commit`, so that the commit does not call them too."""
 
     def commit(self) -> None:
         """Commits and returns the connection to its pool."""

@@ -1,8 +1,9 @@
-"""Databases accessed through SQLAlchemy.
+"""Databases accessed through SQLAlchemy: see `Engine` and `Session` in `sql.session`.
 
-SQLAlchemy opens a connection for each transaction. A call inside a transaction would commit on its
-own, and wait forever for its caller's locks. Transactions therefore nest as in Django: one that
-begins inside another one of the same engine and context joins it or is refused.
+SQLAlchemy opens a connection for each transaction. An idempotent call inside a transaction would
+therefore commit independently of it, and wait for ever for the locks of its caller. So transactions
+nest here as in Django: one that begins inside another of the same engine and context joins it or is
+refused.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from sqlalchemy import exc
 
 from celery_idempotent.errors import SettingsError, TransactionError
 from celery_idempotent.sql import OPTION
-from celery_idempotent.sql.session import Answer, Session
+from celery_idempotent.sql.session import Session, StatementResult
 
-#: The process that last used each engine, and owns the connections in its pool.
+#: The process id under which each engine was last used, and its pool's connections were opened.
 _processes: WeakKeyDictionary[sqlalchemy.Engine, int] = WeakKeyDictionary()
 
 #: The sessions with an open transaction in this context, innermost last.
@@ -52,7 +53,7 @@ class SQLAlchemyEngine:
                 f"or the alias of a Django database, not {type(engine).__name__}"
             )
         self._engine = engine
-        #: The database, or its dialect.
+        #: The name of the database; the dialect for one without a name.
         self.name = engine.url.database or engine.dialect.name
         self.dialect = engine.dialect.name
 
@@ -77,7 +78,7 @@ class SQLAlchemyEngine:
 
 
 class SQLAlchemySession(Session):
-    """Transactions that each use a pooled connection, or that of an enclosing transaction."""
+    """Transactions on a connection of the pool or, inside another one, on that one's connection."""
 
     #: A `sqlalchemy.Connection`, while the transaction is open.
     connection: Any = None
@@ -85,11 +86,11 @@ class SQLAlchemySession(Session):
     def __init__(self, engine: sqlalchemy.Engine) -> None:
         self.engine = engine
         self._transaction: Any = None
-        #: The savepoint of the body, while that runs.
+        #: The savepoint of the body while it runs; else None.
         self._savepoint: Any = None
-        #: Whether the body has tried to commit.
+        #: Whether the body has tried to commit the transaction, which `_refuse` has prevented.
         self._refused = False
-        #: The session whose connection this one uses.
+        #: The enclosing session, whose connection this one uses; None if it has its own.
         self._outer: SQLAlchemySession | None = None
 
     @property
@@ -126,7 +127,7 @@ class SQLAlchemySession(Session):
             )
 
     def begin_body(self) -> None:
-        """Sets a savepoint, in which a ``Session`` of the ORM nests, and refuses to commit."""
+        """Sets a savepoint, in which an ORM ``Session`` nests, and refuses commits from now on."""
         if self._outer is not None:
             self._savepoint = self._transaction
             return
@@ -134,7 +135,7 @@ class SQLAlchemySession(Session):
         sqlalchemy.event.listen(self.connection, "commit", self._refuse)
 
     def _refuse(self, connection: sqlalchemy.Connection) -> None:
-        """Is called before a commit."""
+        """Raises an error if the body runs; SQLAlchemy calls it before each commit."""
         if self._savepoint is None:
             return
         self._refused = True
@@ -154,13 +155,13 @@ class SQLAlchemySession(Session):
             self.connection.get_nested_transaction().commit()
         return True
 
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
+    def execute(self, statement: str, values: Mapping[str, Any]) -> StatementResult:
         """Executes a statement."""
         result = self.connection.execute(_text(statement), dict(values))
-        return Answer(result.all() if result.returns_rows else (), result.rowcount)
+        return StatementResult(result.all() if result.returns_rows else (), result.rowcount)
 
     def drop_on_commit(self) -> None:
-        """Does nothing."""
+        """Does nothing, since `on_commit` is empty."""
 
     def commit(self) -> None:
         """Commits and returns the connection."""

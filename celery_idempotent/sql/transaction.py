@@ -1,4 +1,8 @@
-"""The transaction of an execution: claims its row, and commits it with the outcome."""
+"""The transaction of an execution: claims its row, and commits it with the outcome.
+
+`extensions.transaction` begins it before the body and commits it after. The rule: the row of a key
+is inserted or updated first, so a second execution waits in the database until the first has ended.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,18 @@ from celery_idempotent.sql.outcomes import (
     committed_without_outcome,
 )
 
-#: Attempts to claim after deadlocks or lost connections, and the pauses between them in seconds.
+#: Maximum attempts to claim a row, if deadlocks or lost connections end the others.
 CLAIM_ATTEMPTS = 8
+#: Seconds between two attempts: the first pause, which doubles, and the longest.
 MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
-#: How often other executions may remove or take over the row before it is claimed.
+#: How often in one attempt the row may vanish or change between the claim that it has prevented and
+#: its reading.
 MAX_RACES = 50
 
 logger = logging.getLogger(__name__)
 
+#: The phases of a transaction. COMMITTING: the commit was sent, and no reply to it has been
+#: processed.
 CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
 
 
@@ -34,8 +42,8 @@ class Transaction:
     """Claims the row of a key, and commits it together with the effects.
 
     Args:
-        may_replace: returns whether an execution may run although its row has this outcome. An
-            expired row is always replaced.
+        may_replace: returns whether the execution may run although the row has this outcome, and
+            replace it. An expired row is always replaced.
     """
 
     def __init__(
@@ -45,7 +53,7 @@ class Transaction:
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
-        #: The messages to commit with the outcome.
+        #: The messages to commit with the outcome; `extensions.outbox` sets them.
         self.outbox: bytes | None = None
         self.phase = CLOSED
 
@@ -97,7 +105,12 @@ class Transaction:
         return row and row.with_outcome()
 
     def _claim(self, claim: Claim, *, resolving: bool = False) -> Row | None:
-        """As `_claim_row`, repeated after deadlocks and lost connections."""
+        """As `_claim_row`, repeated after deadlocks and lost connections.
+
+        Args:
+            resolving: claim the row only to find out whether another transaction has committed it:
+                the wait for that is limited, no row is replaced, and no body follows.
+        """
         for attempt in range(CLAIM_ATTEMPTS):
             try:
                 return self._claim_row(claim._asdict(), resolving=resolving)
@@ -125,7 +138,7 @@ class Transaction:
             self._session.rollback()
             row, seen = self._find(values), ""
             if row is None:
-                continue  # another one has the turn
+                continue  # it was deleted meanwhile, or another message of the key has the turn
             stays = resolving or row.state == CLAIMED or row.outbox is not None
             if stays or not self._replaces(row):
                 return row
@@ -158,9 +171,9 @@ class Transaction:
 
         Its outbox replaces the `on_commit` functions.
 
-        If the reply to the commit is lost, the row is claimed again. That waits for the lost
-        transaction to end, and shows whether it was committed. A repeated call, after a signal
-        handler raised in the first, does the same.
+        If the reply to the commit is lost, the row is claimed again: that waits for the lost
+        transaction to end, and shows whether it was committed. The same happens if this is called
+        again because a signal handler has raised an error in the first call.
 
         Returns:
             None if the outcome is committed, else the row of another execution.
@@ -210,8 +223,8 @@ class Transaction:
         """Rolls back what is not committed. Never raises.
 
         Args:
-            discard: whether to also close the connection, because an asynchronous error may have
-                interrupted a statement.
+            discard: whether to also close the connection, because a signal handler may have
+                interrupted a statement by an error, and its reply may still arrive.
         """
         if self.phase in (CLOSED, COMMITTED):
             return

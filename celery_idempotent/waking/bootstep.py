@@ -1,4 +1,4 @@
-"""A bootstep of the consumer: collects the waiting messages of each connection to the broker."""
+"""The bootstep of the worker's consumer that makes a `WaitingMessages` for each connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Waking(bootsteps.StartStopStep):
     label = "Waking"
 
     def start(self, parent: Any) -> None:
-        """Begins to collect; Celery also calls it after each reconnect."""
+        """Begins to collect messages that wait; Celery also calls it after each reconnect."""
         enabled = app_tasks.enabled(parent.app)
         if all(task.idempotency_configuration.in_shadow for task in enabled):
             return
@@ -32,7 +32,7 @@ class Waking(bootsteps.StartStopStep):
         request.schedule = current.schedule
 
     def stop(self, parent: Any) -> None:
-        """Ends the collection: from now on, no message is woken."""
+        """Ends the collection: from now on, messages start at their ETA."""
         if waiting_messages.current is not None:
             waiting_messages.current.close()
             waiting_messages.current = request.schedule = None

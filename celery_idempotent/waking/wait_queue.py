@@ -1,4 +1,7 @@
-"""The queue of the messages that wait for one key, and the reading of that key's state."""
+"""The queue of the messages that wait for one key: reads the key, and chooses whom to wake.
+
+`waiting_messages.WaitingMessages` has one for each key, and calls it in its thread.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,27 @@ from celery_idempotent.core.store.tracking import InvalidationListener
 from celery_idempotent.core.task.message.message_headers import Waits
 from celery_idempotent.errors import CorruptRecordError
 
-#: Seconds for which a message that was woken keeps others from being woken, in all workers.
+#: Seconds for which no worker wakes another message, once one was woken.
 CLAIM_SECONDS = 1.0
-#: Bytes that hold a turn, or a record without its body.
+#: Bytes to read: a turn, or a record up to its body.
 _SIZE = layout.HEAD_BYTES
+#: Letters of records with an outcome; those whose continuation is being sent.
 _OUTCOMES, _SENDING = (b"V", b"T", b"t", b"E", b"D", b"X"), (b"T", b"t")
 
 
 class WaitingMessage:
-    """A message that starts once: when it is woken, or at its ETA, whichever is first.
+    """A message that starts when it is woken or at its ETA, whichever is first, and only once.
+
+    Celery's timer has it in place of the function that it would call at the ETA.
 
     Args:
-        remove: receives this message when it starts.
-        function: what Celery's timer would call with `args`.
+        request: Celery's request of the message.
+        waits: the header of the message that names the execution it waits for.
+        remove: called with this message when it starts.
+        function: what Celery's timer would call with `args` to start the message.
     """
 
-    #: For the text of the timer's entry.
+    #: The timer shows the name of what it calls.
     __name__ = "wait"
 
     def __init__(
@@ -45,11 +53,12 @@ class WaitingMessage:
         args: Sequence[Any],
     ) -> None:
         self.request, self.waits = request, waits
-        #: Of the timer.
+        #: The timer's entry, by which it is cancelled; set when the timer has it.
         self.entry: Any = None
+        #: Set when it is added to a queue.
         self.queue: WaitQueue | None = None
         self._remove = remove
-        # Emptied by the first of two threads.
+        # A list, because ``pop`` is atomic: of two threads that start the message, one gets it.
         self._calls = [(function, args)]
 
     def __call__(self, *_: Any) -> None:
@@ -61,17 +70,17 @@ class WaitingMessage:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it waits for the execution of another copy of itself."""
+        """Whether it waits for the execution of another copy of the same message."""
         return bool(self.waits.task_id == self.request.text_id[:255])
 
     def continues(self, holder: Record) -> bool:
-        """Returns whether `holder` reserves the key for this message, which is a retry."""
+        """Returns whether `holder` reserves the key for this message: it is the retry."""
         is_own = holder.state is State.RESERVED and holder.task_id == self.request.text_id
         return is_own and bool(holder.awaited <= self.request.identity[1])
 
     @property
     def is_queued(self) -> bool:
-        """Whether it has started, and no process of the pool has taken it yet."""
+        """Whether it has started, but no process of the pool has taken it yet."""
         return self.request.time_start is None and not self.request.acknowledged
 
     @property
@@ -84,7 +93,8 @@ class WaitQueue:
     """The messages that wait for one key, longest wait first.
 
     Args:
-        changed: called when the key may have changed.
+        listener: receives the invalidations of the key.
+        changed: called with this queue, in any thread, when the key may have changed.
     """
 
     def __init__(
@@ -95,30 +105,35 @@ class WaitQueue:
         changed: Callable[[WaitQueue], None],
     ) -> None:
         self.store, self.key = store, key
-        #: Of the key or, if it may run again, of its turn, which names the current record.
+        #: The name to read in Redis: that of the record or, for a key that may run again, that of
+        #: its turn, which names the current record.
         self.name = store.config.turn_name(key) if key.message else store.name(key)
         self.messages: list[WaitingMessage] = []
-        #: When to read the key.
+        #: When to read the key (seconds of `monotonic`); `WaitingMessages` sets it.
         self.due = math.inf
-        #: Whether an execution, or a reservation, held the key at the last read.
+        #: Whether an execution or a reservation held the key at the last read.
         self.is_held = False
         self._listener, self._on_change = listener, partial(changed, self)
+        #: The names whose changes are tracked.
         self._names: set[str] = set()
-        #: The record that held the key at the last read, if it can be read.
+        #: The record of that execution or reservation; None if none held the key, or it is damaged.
         self.holder: Record | None = None
+        #: The highest token seen: that of the last execution of the key.
         self._token = 0
+        #: The message woken last, until it has run, and when (seconds of `monotonic`).
         self._woken: WaitingMessage | None = None
         self._woken_at = 0.0
+        #: The last claim that this worker has got; see `claim`.
         self._claim = ""
 
     def add(self, message: WaitingMessage) -> None:
-        """Adds `message` at its place."""
+        """Adds `message` in the order of the times since which messages wait."""
         message.queue = self
         self._token = max(self._token, message.waits.token)
         insort(self.messages, message, key=lambda each: each.waits.since_ms)
 
     def read(self) -> tuple[layout.Head, bool]:
-        """Returns the head of the current record, and whether changes of it are announced.
+        """Reads the key; returns the head of its record, and whether changes of it are tracked.
 
         Raises:
             IdempotencyError: if Redis does not reply.
@@ -136,7 +151,9 @@ class WaitQueue:
                 self.holder = self.store.record(self.key, raw)
         self._token = max(self._token, head.token)
         self.is_held = head.letter in layout.UNFINISHED and self.seconds_left(head) > 0
-        if self.is_held or self._token > before:  # it may have run between two reads
+        # The message that was woken has begun: the key is held, or an execution has begun and
+        # ended since the last read.
+        if self.is_held or self._token > before:
             self._woken = None
         return head, is_tracked
 
@@ -148,7 +165,7 @@ class WaitQueue:
         return self.store.query("GETRANGE", name, 0, _SIZE - 1), False
 
     def untrack(self) -> None:
-        """Ends the announcements."""
+        """Stops tracking changes of the key."""
         self._untrack(self._names)
 
     def _untrack(self, names: set[str]) -> None:
@@ -156,17 +173,21 @@ class WaitQueue:
             self._listener.untrack(name)
 
     def seconds_left(self, head: layout.Head) -> float:
-        """Returns the seconds until the time in `head`."""
+        """Returns the seconds until the time in `head`, such as the end of the lease."""
         return (head.at_ms - self.store.now_ms()) / 1000
 
     def is_answered(self, head: layout.Head) -> bool:
-        """Returns whether `head` is that of an outcome that answers all messages."""
+        """Returns whether `head` is that of an outcome, and all messages may get it at once.
+
+        A key that may run again has none for other messages: they run one after the other.
+        """
         return not self.key.message and head.letter in _OUTCOMES
 
     def ready(self, head: layout.Head) -> list[WaitingMessage]:
-        """Returns the messages that may begin, or are answered; of a key that is held, its retry.
+        """Returns the messages that may be woken.
 
-        A copy of a message whose continuation is being sent is not: that takes up to a lease.
+        While the key is held, only the message that it is reserved for. While a continuation is
+        being sent, all but copies of that message, which must wait for its end.
         """
         if self.is_held:
             holder = self.holder
@@ -180,13 +201,16 @@ class WaitQueue:
         if self._woken is None or self._woken.is_discarded:
             return 0.0
         left = self._woken_at + CLAIM_SECONDS - monotonic()
-        # Another one would also wait for a process of this worker; other workers may go on.
+        # If the pool of this worker is busy, the next message would wait too, so it is not woken.
+        # The claim has expired meanwhile, so another worker may wake one.
         return CLAIM_SECONDS if left <= 0 and self._woken.is_queued else max(left, 0.0)
 
     def claim(self, message: WaitingMessage, head: layout.Head) -> bool:
-        """Returns whether `message` may be woken; if so, no other worker wakes one for now.
+        """Returns whether `message` may be woken; if so, no other worker wakes one for a second.
 
-        A claim is bound to the execution that has ended, and to the mark that its lease has.
+        The claim is a name in Redis that the first worker sets. It has the token and the letter of
+        the ended execution, so each end of an execution, and each mark of an expired lease, has a
+        claim of its own.
 
         Raises:
             IdempotencyError: if Redis does not reply.

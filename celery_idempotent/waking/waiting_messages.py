@@ -35,41 +35,46 @@ from celery_idempotent.waking.wait_queue import CLAIM_SECONDS, WaitingMessage, W
 
 logger = logging.getLogger(__name__)
 
-#: Messages that the event loop starts before it turns to its other events.
+#: Maximum messages that Celery's event loop starts at a time, before it handles other events.
 SLICE = 100
 #: Seconds without a waiting message after which the thread ends.
 IDLE_TIMEOUT = 5.0
 #: Seconds after which Redis is read again if it does not reply.
 PAUSE = 1.0
-#: Records that are read a second where no invalidation announces their changes.
+#: Maximum keys that are read each second from servers that send no invalidations.
 POLLS = 1000
-#: Task ids of one key in a snapshot.
+#: Maximum task ids of one key in a snapshot.
 SHOWN = 10
-#: Seconds that a claim and a lease are taken to be longer.
+#: Seconds to wait after the end of a claim or a lease, so that it is over for Redis too.
 _MARGIN = 0.005
 
 
 class WaitingMessages:
     """The waiting messages of one connection of the worker.
 
+    Celery's thread adds messages, and a thread of its own wakes them. Where Celery has an event
+    loop (prefork pool), only that loop starts messages; writing to a pipe wakes it.
+
     Args:
-        consumer: Celery's, of that connection.
+        consumer: Celery's consumer of that connection.
     """
 
     def __init__(self, consumer: Any) -> None:
         self.consumer = consumer
         self._queues: dict[tuple[RecordStore, str], WaitQueue] = {}
         self._listeners: dict[RecordStore, InvalidationListener] = {}
-        #: Times to read a queue's key, which are valid while they equal `WaitQueue.due`.
+        #: A heap of times to read a queue's key (seconds of `monotonic`). An entry is out of date
+        #: if its time is not `WaitQueue.due`. The number orders entries of the same time.
         self._due: list[tuple[float, int, WaitQueue]] = []
         self._number = count()
-        #: When a store that has not replied is read again.
+        #: When a store that has not replied is read again (seconds of `monotonic`).
         self._paused: dict[RecordStore, float] = {}
+        #: Protects all of this, and wakes the thread.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-        #: Messages for the event loop, and the pipe that wakes it.
-        self._woken: deque[WaitingMessage] = deque()
+        #: Messages that the event loop is to start, and the pipe that wakes it; no pipe without it.
+        self._to_start: deque[WaitingMessage] = deque()
         self._pipe: tuple[int, int] | None = None
 
     def schedule(
@@ -81,7 +86,10 @@ class WaitingMessages:
         *rest: Any,
         **options: Any,
     ) -> Any:
-        """Enters a message with an ETA into Celery's timer and, if it waits, into its queue."""
+        """Enters a message with an ETA into Celery's timer and, if it waits, into its queue.
+
+        `core.task.receive.request` calls it in place of the timer's `call_at`.
+        """
         request, queue = args[0] if args else None, None
         waits: Waits | None = getattr(request, "waits", None)
         with suppress(Exception):  # a key that cannot be derived is refused when it begins
@@ -132,7 +140,7 @@ class WaitingMessages:
                 self._read_later(queue, IDLE_TIMEOUT)
 
     def _read_later(self, queue: WaitQueue, seconds: float = 0.0) -> None:
-        """Has the key of `queue` read in `seconds`, unless it will be read before."""
+        """Makes the thread read the key of `queue` in `seconds`, unless it will do so earlier."""
         with self._changed:
             due = monotonic() + seconds
             if due < queue.due:
@@ -180,13 +188,13 @@ class WaitingMessages:
                         return queue
                 self._changed.wait(until - now)
             self._thread = None
-            queues = [*self._queues.values()]  # none, unless this is closed
+            queues = [*self._queues.values()]  # empty if the thread ends because it was idle
         for queue in queues:
             queue.untrack()
         return None
 
     def _check(self, queue: WaitQueue) -> None:
-        """Reads the key of `queue`, and wakes the messages that its end concerns."""
+        """Reads the key of `queue`; wakes those of its messages that may begin, and plans ahead."""
         with self._changed:
             if not queue.messages:
                 if self._queues.get((queue.store, queue.name)) is queue:
@@ -217,13 +225,13 @@ class WaitingMessages:
             queue.messages = [message for message in queue.messages if message not in woken]
             timer = self.consumer.timer
             if self._pipe is not None:
-                self._woken.extend(messages)
+                self._to_start.extend(messages)
                 _write(self._pipe)
                 return
         for message in messages:
             if isinstance(timer, threading.Thread):
                 self._start(message)
-            else:  # in a greenlet of its own: a full pool blocks it
+            else:  # in a greenlet of its own, since starting blocks while the pool is full
                 timer.call_after(0, self._start, (message,))
 
     def _open_pipe(self) -> None:
@@ -233,14 +241,14 @@ class WaitingMessages:
         self.consumer.hub.add_reader(self._pipe[0], self._on_woken)
 
     def _on_woken(self, *_: Any) -> None:
-        """Starts messages in the event loop."""
+        """Starts messages; Celery's event loop calls it when something was written to the pipe."""
         if self._pipe is None:
             return
         with suppress(BlockingIOError):
             os.read(self._pipe[0], 4096)
-        for _number in range(min(SLICE, len(self._woken))):
-            self._start(self._woken.popleft())
-        if self._woken:
+        for _number in range(min(SLICE, len(self._to_start))):
+            self._start(self._to_start.popleft())
+        if self._to_start:
             _write(self._pipe)
 
     def _start(self, message: WaitingMessage) -> None:
@@ -249,21 +257,23 @@ class WaitingMessages:
         try:
             self.consumer.timer.cancel(message.entry)
             if isinstance(message.entry, Entry):
-                message.entry.args = []  # `celery inspect scheduled` reads it until its ETA
+                # The timer keeps a cancelled entry until its time. Without arguments,
+                # `celery inspect scheduled` does not show it.
+                message.entry.args = []
             message()
         except Exception:
             task_id = message.request.text_id
             logger.exception(
                 "Task %s cannot be started", task_id, extra=log_extra(None, task_id=task_id)
             )
-        if message.is_discarded and message.queue is not None:
+        if message.is_discarded and message.queue is not None:  # another one may be woken
             self._read_later(message.queue)
 
     def close(self) -> None:
         """Ends the thread: from now on, nothing is woken."""
         with self._changed:
             self._closed = True
-            self._woken.clear()
+            self._to_start.clear()
             self._changed.notify()
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
@@ -296,5 +306,5 @@ def _write(pipe: tuple[int, int]) -> None:
         os.write(pipe[1], b"w")
 
 
-#: Those of this worker; None in other programs, and while nothing can be woken.
+#: The waiting messages of this worker; None in other programs, and while it has no connection.
 current: WaitingMessages | None = None

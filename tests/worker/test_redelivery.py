@@ -19,7 +19,7 @@ from celery import Celery
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
-from celery_idempotent.redelivery.held import HeldMessages
+from celery_idempotent.redelivery.unacked import UnackedMessages
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -230,7 +230,7 @@ def test_an_acknowledged_message_takes_no_memory() -> None:
             """Never runs."""
 
         protected.delay()
-        held = HeldMessages(app, None)
+        held = UnackedMessages(app, None)
         message = queue.get(timeout=SOON)
         try:
             received = request.IdempotentRequest(message, app=app, task=protected)

@@ -223,7 +223,7 @@ class TrackedServer:
                 raise
 
     async def _open(self, reader: Any, receiver: Any) -> None:
-        # redis-py asks the Sentinels for the master only in `connect`, not at the first command.
+        # redis-py gets the master from the Sentinels only in `connect`, not at the first command.
         await result_of(receiver.connect())
         await result_of(reader.connect())
         client_id = await _request(receiver, "CLIENT", "ID")
