@@ -1,4 +1,4 @@
-"""Runs flows on an event loop."""
+"""Runs flows on an event loop; `core.flow.thread` is the counterpart for blocking code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CANCEL_TIMEOUT = 1.0
 
 
 class AsyncioRuntime:
-    """Awaits everything; one instance for each call, block or batch.
+    """The runtime of coroutines; one instance for each call, block or batch.
 
     A flow runs in its own asyncio task, which is never cancelled, because a command that is
     interrupted may or may not have been executed. The task of the caller runs the body and waits
@@ -44,16 +44,16 @@ class AsyncioRuntime:
         self.store = store
         renewer = asyncio_heartbeat().renewer(store)
         self.start_renewal, self.stop_renewal = renewer.start_renewal, renewer.stop_renewal
-        #: Flows whose callers were cancelled.
+        #: The flows that still run although their callers were cancelled.
         self._abandoned: set[_Flow] = set()
 
     async def drive(self, flow: Coroutine[Any, Any, T]) -> T:
-        """Returns the value of `flow`, which begins when all abandoned flows have ended."""
+        """Runs `flow` once all abandoned flows have ended, and returns its value."""
         value: T = await self._drive(_Flow(flow, frozenset(self._abandoned)))
         return value
 
     async def drive_step(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Returns the value of the flow of a step, which waits for no other flow."""
+        """Runs the flow of a step, without waiting for other flows, and returns its value."""
         value: T = await self._drive(_Flow(start(), is_step=True))
         return value
 
@@ -111,7 +111,7 @@ class AsyncioRuntime:
         cancelled.result().get()
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Returns the outcome of `func`, which the caller runs and, if necessary, awaits."""
+        """Has the caller's task run `func`, and returns the outcome; the flow calls it."""
         flow = _this_flow()
         if not flow.outcome.done():
             flow.work.set_result(func)
@@ -140,25 +140,25 @@ class _Flow(asyncio.Task[Outcome]):
         loop = asyncio.get_running_loop()
         super().__init__(_ending(flow, before), loop=loop)
         self.is_step = is_step
-        #: The function that the caller runs.
+        #: Gets the function that the caller is to run: the body, or that of a step.
         self.work: asyncio.Future[Callable[[], Any]] = loop.create_future()
-        #: The outcome of `work`, or the cancellation of the caller.
+        #: Gets the outcome of that function, or a Failure when the caller is cancelled.
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         flows = _flows.get()
         flows.add(self)
         self.add_done_callback(flows.discard)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Does nothing: at its end, an event loop cancels all tasks and waits for them."""
+        """Does nothing. ``asyncio.run`` cancels all tasks at its end, and then waits for them."""
         return False
 
     def end_soon(self, error: BaseException) -> None:
-        """Makes the flow skip the body and stop waiting: `error` has cancelled its caller."""
+        """Makes the flow skip the body and stop waiting, since `error` has cancelled its caller."""
         if not self.outcome.done():
             self.outcome.set_result(Failure(error))
 
     def close(self) -> None:
-        """Ends the flow of a caller whose coroutine was closed, most likely with its loop."""
+        """Ends the flow of a caller whose coroutine was closed, usually together with its loop."""
         if self.get_loop().is_closed():
             self.get_coro().close()
         else:
@@ -195,12 +195,15 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits a command in a task of its own, which redis-py's timeout can cancel, unlike a flow."""
+    """Awaits the reply to a command in a task of its own.
+
+    redis-py's timeouts cancel the current task, and a flow cannot be cancelled.
+    """
     task = asyncio.ensure_future(send())
     await _first_of(task)
     if task.cancelled():
-        # At its end, an event loop cancels each task once. Only a reply shows whether the command
-        # was executed, and a script gives a resend the same reply.
+        # ``asyncio.run`` has cancelled it at its end, which it does once. Only a reply shows
+        # whether the command was executed, and a script gives a repeated command the same reply.
         task = asyncio.ensure_future(send())
         await _first_of(task)
     return task.result()

@@ -22,7 +22,9 @@ class TimerRenewer(Renewer):
     def __init__(self) -> None:
         super().__init__()
         self._loop = asyncio.get_running_loop()
+        #: Sends the next request; None while a request is under way, and without leases.
         self._timer: asyncio.TimerHandle | None = None
+        #: The request that is under way.
         self._request: asyncio.Task[None] | None = None
 
     def start_renewal(self, lease: Lease) -> None:
@@ -51,7 +53,7 @@ class TimerRenewer(Renewer):
     def _request_done(self, request: asyncio.Task[None] | None = None) -> None:
         self._request = None
         if request is not None and not request.cancelled() and (error := request.exception()):
-            # The leases must still be extended.
+            # It must not end the heartbeat, because the leases would expire.
             logger.error(
                 "Unexpected error in the idempotency heartbeat, which continues", exc_info=error
             )

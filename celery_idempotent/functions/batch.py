@@ -1,4 +1,8 @@
-"""Batches: any number of keys begin in one round trip and complete in another."""
+"""Batches: any number of keys begin in one round trip and complete in another.
+
+Each key has a `Call` and a flow of its own. `Lockstep` runs the flows side by side, and sends the
+commands that they wait for together.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +31,11 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.functions.direct_call import (
-    Bodies,
     Decision,
     DirectHost,
     NotCompletedError,
     Parts,
+    TwoPartFlows,
     extensions_of_direct_call,
     outcome_of,
 )
@@ -111,10 +115,13 @@ def _not_stored(call: Call, end: End | BaseException | None) -> IdempotencyError
 
 
 class LeaveRecord(Extension):
-    """Leaves a finished record undecoded, as the caller of a batch may not need its value."""
+    """Answers with a finished record whose value is not decoded: the caller may not need it.
+
+    `Entry.replay` decodes it.
+    """
 
     async def admitted(self, admission: Admission) -> Admission:
-        """Answers with the record, without its value."""
+        """See `LeaveRecord`; a poisoned key is refused."""
         if not isinstance(admission, Finished):
             return admission
         record = admission.record
@@ -125,8 +132,8 @@ class LeaveRecord(Extension):
         return Answer(Result(None), record, replayed=True)
 
 
-class BaseBatch(Bodies, Sequence[Entry]):
-    """The entries, in the order of the keys. Renews the leases of pending keys."""
+class BaseBatch(TwoPartFlows, Sequence[Entry]):
+    """The entries of a batch, in the order of the keys. The leases of pending keys are renewed."""
 
     def __init__(
         self,
@@ -137,8 +144,10 @@ class BaseBatch(Bodies, Sequence[Entry]):
     ) -> None:
         super().__init__(runtime)
         self._entries = [Entry(key) for key in keys]
+        #: The calls that may run and have neither completed nor been released, by key.
         self._pending: dict[Hashable, Call] = {}
-        #: The first entry of each usable key.
+        #: The call of each usable key, with the first entry that has the key; the others are
+        #: DUPLICATE.
         self._calls: dict[Call, Entry] = {}
         firsts: dict[str, Call] = {}
         digests: dict[Hashable, str] = {}
@@ -146,7 +155,7 @@ class BaseBatch(Bodies, Sequence[Entry]):
             if isinstance(data, IdempotencyError):
                 entry.refuse(data)
             elif digests.setdefault(entry.key, data.key.digest) != data.key.digest:
-                # complete_many could not tell them apart.
+                # 1 == 1.0 in a dictionary: `complete_many` could not distinguish these keys.
                 entry.refuse(
                     KeyRuleError(
                         f"{data.key}: the key equals an earlier key of another type in the "
@@ -200,7 +209,7 @@ class BaseBatch(Bodies, Sequence[Entry]):
         for call in parts:
             call.runtime = SharedRoundTrips(self._runtime)
         try:
-            await Together(self._runtime, parts, self._ends).run()
+            await Lockstep(self._runtime, parts, self._ends).run()
         finally:
             for call in parts:
                 call.runtime = self._runtime
@@ -286,12 +295,15 @@ class AsyncBatch(BaseBatch):
 
 @coroutine
 def _wait_for(effect: Any) -> Generator[Any, Any, Any]:
-    """Suspends a flow until `effect`, a command or a pause in seconds, is served."""
+    """Suspends a flow at `effect`, a command or a pause in seconds; returns what resumes it."""
     return (yield effect)
 
 
 class SharedRoundTrips:
-    """The runtime of a flow while :class:`Together` runs it."""
+    """The runtime of a flow while :class:`Lockstep` runs it.
+
+    Where another runtime would send a command or wait, it suspends the flow.
+    """
 
     execute = sleep = staticmethod(_wait_for)
 
@@ -302,16 +314,18 @@ class SharedRoundTrips:
         return getattr(self._runtime, name)
 
 
-class Together:
-    """Some parts of flows.
+class Lockstep:
+    """Runs parts of several flows side by side, so that their commands share round trips.
 
     Args:
-        ends: gets the end of each part, or the error that it raised.
+        runtime: sends the commands and waits.
+        ends: receives the end of each part, or the error that it raised.
     """
 
     def __init__(self, runtime: Any, parts: Parts, ends: dict[Call, Any]) -> None:
         self._runtime, self._parts, self._ends = runtime, parts, ends
-        self._left = dict.fromkeys(parts)
+        #: The parts that have not ended; the None with which `send` starts each.
+        self._unended = dict.fromkeys(parts)
 
     async def run(self) -> None:
         """Runs the parts to their ends.
@@ -320,18 +334,22 @@ class Together:
             BaseException: what a signal handler has raised. The parts have ended nevertheless.
         """
         try:
-            await self._run(self._left)
+            await self._run(self._unended)
         except GeneratorExit:
             raise
         except BaseException as error:
-            await self._run(dict.fromkeys(self._left, error))
+            await self._run(dict.fromkeys(self._unended, error))
             raise
         for end in map(self._ends.get, self._parts):
             if isinstance(end, BaseException) and not isinstance(end, Exception):
                 raise end
 
     async def _run(self, replies: dict[Call, Any]) -> None:
-        """Resumes each part with its reply, or an error, and serves what it waits for."""
+        """Resumes each part with its reply, or an error, and does what the parts then wait for.
+
+        Commands come first, in one round trip. Once all parts wait for a pause, the longest is
+        made.
+        """
         waiting: dict[Call, Any] = {}
         while replies:
             for call, reply in tuple(replies.items()):
@@ -363,7 +381,8 @@ class Together:
             effect = part.throw(reply) if isinstance(reply, BaseException) else part.send(reply)
             while not isinstance(effect, (Command, float)):
                 try:
-                    reply = await _wait_for(effect)  # for the event loop; the others wait, too
+                    # It is a future of the event loop, not an effect. All parts wait for it.
+                    reply = await _wait_for(effect)
                 except Exception as error:
                     effect = part.throw(error)
                 else:
@@ -376,5 +395,5 @@ class Together:
             self._ends[call] = error
         else:
             return effect
-        del self._left[call]
+        del self._unended[call]
         return None

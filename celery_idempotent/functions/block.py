@@ -1,4 +1,7 @@
-"""``with idem.execution(key) as execution``: a code block that runs once for a key."""
+"""``with idem.execution(key) as execution``: a code block that runs once for a key.
+
+`engine.Block` is the context manager, and these classes are what ``as`` binds.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import ConflictError, IdempotencyError
 from celery_idempotent.functions.direct_call import (
-    Bodies,
     Decision,
     DirectHost,
     NotCompletedError,
+    TwoPartFlows,
     current_execution,
     extensions_of_direct_call,
     outcome_of,
@@ -25,7 +28,7 @@ from celery_idempotent.functions.direct_call import (
 T = TypeVar("T")
 
 
-class BaseBlockExecution(Bodies):
+class BaseBlockExecution(TwoPartFlows):
     """The execution of a block: its decision and, under RUN, its token and steps."""
 
     def __init__(self, data: CallData, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
@@ -37,8 +40,11 @@ class BaseBlockExecution(Bodies):
         self.conflict: ConflictError | None = None
         extensions = extensions_of_direct_call(data.settings)
         self._call = Call(data, host, runtime, codec, extensions)
+        #: The execution, under RUN; else None.
         self._execution: BaseExecution | None = None
+        #: The outcome of the key, under REPLAY or once the block has completed.
         self._outcome: Outcome | None = None
+        #: The current execution before the block, and again after it.
         self._outer_execution = current_execution.get()
 
     @property
@@ -105,7 +111,7 @@ class BaseBlockExecution(Bodies):
         current_execution.set(self._execution)
 
     async def _complete_key(self, value: Any) -> Any:
-        """Returns or raises the outcome of the key."""
+        """Completes the key with `value`; returns or raises its outcome."""
         _ = self._running  # raises unless the block is to run
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")

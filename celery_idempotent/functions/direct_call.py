@@ -1,4 +1,9 @@
-"""Calls that are not messages: the caller waits for the outcome, and may run the body itself."""
+"""Direct calls, which are not messages: what functions, blocks and batches have in common.
+
+The caller waits for the outcome. A decorated function is the body of its flow. A block or a batch
+is code of the caller, so its flow runs in two parts: up to the body and, when that has ended, to
+the end.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.functions.aio import AsyncioRuntime
 from celery_idempotent.settings import Settings
 
-#: The execution whose function or block is running.
+#: The execution of the function or block that is running in this context: `Idempotency.current`.
 current_execution: ContextVar[BaseExecution | None] = ContextVar(
     "idempotent_execution", default=None
 )
@@ -71,7 +76,7 @@ class Unprotected(Extension):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        #: Has the contexts of the body while they are open.
+        #: The contexts that options give the body, such as a transaction, while they are open.
         self._contexts = ExitStack()
 
     async def before_begin(self) -> None:
@@ -90,13 +95,13 @@ class Unprotected(Extension):
         return outcome
 
     def ended(self) -> None:
-        """Leaves the contexts of a body that has not ended, with an error."""
+        """Leaves the contexts of a block that has ended without completing, with an error."""
         with suppress(NotCompletedError), self._contexts:
             raise NotCompletedError
 
 
 def extensions_of_direct_call(settings: Settings) -> tuple[type[Extension], ...]:
-    """Returns what the options of a direct call add to its flow."""
+    """Returns the extensions that the options of a direct call add to its flow."""
     return settings.extensions if settings.enabled else (Unprotected,)
 
 
@@ -123,6 +128,7 @@ async def await_as_current(execution: BaseExecution, work: Callable[[], Any]) ->
 
 
 def _that_has_run(execution: BaseExecution, value: Any) -> Any:
+    """Returns `value`, unless it shows that the function has not run: see `values.that_has_run`."""
     advice = "decorate the coroutine function itself, await it, or return a list"
     return that_has_run(value, f"{execution.key}: the function", advice)
 
@@ -130,12 +136,13 @@ def _that_has_run(execution: BaseExecution, value: Any) -> Any:
 def direct_call(
     sender: Any, key: Key, settings: Settings, label: str = "", task_id: str = ""
 ) -> CallData:
-    """Returns a call of a function, a code block or an entry of a batch.
+    """Returns the data of a call: of a function, a code block or an entry of a batch.
 
     Args:
         sender: the sender of the call's signals.
         label: shown beside the key.
-        task_id: the id of a message; without it, no other call is a redelivery of this one.
+        task_id: the id of a message, if the call handles one; by default a random id, so that no
+            other call is a redelivery of this one.
     """
     task_id = task_id or str(uuid4())
     return CallData(
@@ -150,7 +157,10 @@ def direct_call(
 
 
 def outcome_of(call: Call, end: End | BaseException) -> Outcome:
-    """Returns the outcome of a direct call; the caller decides whether to call again.
+    """Returns the outcome of a direct call.
+
+    A call that a task would put back fails with the reason, and its caller decides whether to call
+    again.
 
     Args:
         end: the end of the flow, or the error that it raised.
@@ -165,7 +175,7 @@ def outcome_of(call: Call, end: End | BaseException) -> Outcome:
 
 
 class DirectHost:
-    """Runs the body of a direct call.
+    """The `Host` of a direct call: runs its body.
 
     Args:
         work: runs the function; None for a block or a batch, whose caller runs the code.
@@ -192,7 +202,7 @@ class DirectHost:
         return run_as_current(execution, self._work)
 
     def meaning(self, outcome: Outcome) -> Settlement:
-        """Returns Fail for an error that duplicates get, and Release for any other."""
+        """Returns Fail for an error that duplicates get, Release for any other, else Complete."""
         if not isinstance(outcome, Failure):
             return Complete(outcome)
         replayed = self.data.settings.replays(outcome.error)
@@ -213,30 +223,31 @@ class AsyncDirectHost(DirectHost):
         return await await_as_current(execution, self._work)
 
 
-#: Parts of flows, see `flow.execute_to_body`.
+#: For each call, the part of its flow up to the body (`flow.execute_to_body`), or from it to the
+#: end.
 Parts = Mapping[Call, Coroutine[Any, Any, End | None]]
 
 
-class Bodies:
-    """Runs flows up to their bodies, and later from there to their ends.
+class TwoPartFlows:
+    """Runs flows up to their bodies, and later from there to their ends: base of blocks, batches.
 
     The methods of this class and its subclasses are coroutines. With a blocking runtime they never
     suspend, so :func:`.run_sync` can call them like functions.
     """
 
-    #: The calls that were begun.
+    #: The calls whose flows have run up to their bodies, or ended; `_begin` sets it.
     _begun_calls: Sequence[Call] = ()
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        #: How the flows have ended, or the errors that they raised; None for one at its body.
+        #: How each flow has ended, or the error that it raised; None while it is at its body.
         self._ends: dict[Call, End | BaseException | None] = {}
 
     def __del__(self) -> None:
         self._close()
 
     def _begun(self) -> None:
-        """Called when all flows have reached their bodies or ended."""
+        """Called by `_begin` when all flows have reached their bodies or ended."""
         raise NotImplementedError
 
     async def _begin(self, calls: Sequence[Call], reason: BaseException | None = None) -> None:
@@ -279,11 +290,12 @@ class Bodies:
                 call.close()
 
     async def _settle(self, outcomes: Mapping[Call, Outcome]) -> None:
+        """Runs those of the flows that are at their bodies to their ends."""
         at_body = {call: outcome for call, outcome in outcomes.items() if call.at_body}
         await self._run({call: execute_from_body(call, at_body[call]) for call in at_body})
 
     async def _run(self, parts: Parts) -> None:
-        """Runs these parts, and notes how they end."""
+        """Runs these parts one after the other, and notes how they end."""
         for call, part in parts.items():
             self._ends[call] = await part
 

@@ -1,4 +1,7 @@
-"""The engine of idempotent functions, blocks and batches."""
+"""The engine: `Idempotency`, the API for functions, blocks and batches.
+
+It turns options into settings and keys into calls; `direct_call`, `block` and `batch` run them.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +63,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "calls"
 
-#: The values that apply outside tasks; the others need a message.
+#: The values of policies that apply outside tasks; the others need a message.
 _ALLOWED_POLICIES = {
     "on_conflict": tuple(name for name, policy in POLICIES.items() if policy.functions),
     "on_store_error": ("raise", "run"),
     "until": ("expired", "finished"),
 }
+#: Options that only a task has, and all others.
 _TASK_OPTIONS = settings.in_scope("task")
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
@@ -89,9 +93,10 @@ class Idempotency:
     def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
         self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
-        #: The code of the decorated functions, by name.
+        #: The code objects of the decorated functions, by name: two functions must not share one.
         self._functions: dict[str, Any] = {}
-        #: Options that the app configures have the names of its settings, which errors then name.
+        #: The engine's options by name. Those from the app's configuration have the full names of
+        #: its settings (``idempotency_…``), because an error about one should name the setting.
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         if self.app is not None:
             configuration.check_option_names(self.app)
@@ -100,7 +105,8 @@ class Idempotency:
             self._values["redis_url"] = app_or_redis
         else:
             self._values["redis_client"] = app_or_redis
-        #: The content types to decode: without an app, only the engine's own.
+        #: The content types that may be decoded: those of the app; without one, only that of the
+        #: engine's serializer.
         self._accept = (
             configuration.accepted_content_types(self.app)
             if self.app is not None
@@ -188,7 +194,7 @@ class Idempotency:
                 f"{name}: {blocking} needs a blocking function, since its connection blocks; make "
                 "it blocking, and call it with asyncio.to_thread"
             )
-        # No serializer changes the arguments between the caller and the function.
+        # Arguments are not normalised, because no serializer is between caller and function.
         rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
         first = next(iter(rule.signature.parameters), None)
         if key is not None and first in ("self", "cls") and first not in (rule.names or [first]):
@@ -197,7 +203,8 @@ class Idempotency:
                 f"share its outcomes; use {first} in the key, or pass a function as the key"
             )
         labels = None if label is None else Label(rule, label)
-        # Not those of the executor's codec, for which its options may read secrets.
+        # A codec of its own: creating that of the executor may read secrets, such as encryption
+        # keys, which is too early when a module is imported.
         values = ValueCodec(self.app, self._accept)
 
         def as_stored(value: Any) -> Any:
@@ -205,7 +212,7 @@ class Idempotency:
             return restored(value, own_settings, values, key=name)[1].get()
 
         def new_call(
-            host: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any
+            host_class: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any
         ) -> Call:
             label = labels.of(args, kwargs) if labels else ""
             try:
@@ -216,8 +223,8 @@ class Idempotency:
             data = direct_call(func, key, own_settings, label)
             work = partial(func, *args, **kwargs)
             difference = partial(rule.difference, args, kwargs, key)
-            caller = host(data, work, self.app, difference)
-            return Call(data, caller, runtime, codec, extensions)
+            host = host_class(data, work, self.app, difference)
+            return Call(data, host, runtime, codec, extensions)
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             if not own_settings.enabled:
@@ -320,6 +327,7 @@ class Idempotency:
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[CallData | IdempotencyError]:
+        """Returns the data of the call of each key, or the error that refuses the key."""
         if blocking := _blocking_option(self.settings):
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch has no {blocking}; use a block, with "
@@ -354,7 +362,7 @@ class Idempotency:
 
     @property
     def current(self) -> BaseExecution:
-        """The current execution, with its key, token and steps, for the code that it runs."""
+        """The current execution, with its key, token and steps, for the code of its body."""
         return current_execution.get() or unprotected()
 
     def key_of(self, key: Any, fingerprint: Any = None) -> Key:
@@ -368,7 +376,7 @@ class Idempotency:
             KeyRuleError: if `key` cannot be used as a key, or `fingerprint` has no canonical form.
         """
         if isinstance(key, Key):
-            # Hashed again, it would not find the record of that key.
+            # Hashed again, it would be another key, without the record of this one.
             raise KeyRuleError(
                 f"{self.name}: the key is a Key, and would be hashed to another key; pass what it "
                 "was derived from, or its str()"
@@ -454,11 +462,13 @@ class Idempotency:
         return self._build(options, where)
 
     def _overridden(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the engine's options, replaced by `options`."""
         overridden = {*options, *(PREFIX + option for option in options)}
         kept = {name: value for name, value in self._values.items() if name not in overridden}
         return {**kept, **options}
 
     def _build(self, options: Mapping[str, Any], where: str) -> Settings:
+        """Returns the settings that these and the engine's options give, after checks."""
         for option, value in options.items():
             if option in _TASK_OPTIONS:
                 raise SettingsError(f"{where}: {option} is for tasks only; remove it")
@@ -520,7 +530,7 @@ class Block:
 
 
 def _blocking_option(settings: Settings) -> str:
-    """Returns the option that is set and needs blocking code; empty without one."""
+    """Returns the name of an option that is set and needs blocking code; empty if there is none."""
     return next((PREFIX + each.blocks for each in settings.extensions if each.blocks), "")
 
 
