@@ -59,9 +59,8 @@ EXHAUSTIVE = {"browser", "rabbitmq"}
 
 def exhaustive_except(names: Iterable[Any], *kept: Any) -> list[Any]:
     """Returns `names` as parameters; those that are not in `kept` are marked exhaustive."""
-    return [
-        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive) for name in names
-    ]
+    exhaustive = pytest.mark.exhaustive
+    return [name if name in kept else pytest.param(name, marks=exhaustive) for name in names]
 
 
 def pytest_terminal_summary(

@@ -107,9 +107,7 @@ def test_who_may_not_change_records_finds_no_way_to(
 
 
 @each_action
-def test_a_record_that_has_changed_since_is_kept(
-    shop: Shop, web: httpx.Client, key: str, action: str
-) -> None:
+def test_a_changed_record_is_kept(shop: Shop, web: httpx.Client, key: str, action: str) -> None:
     form, headers = fields_of(web.get(f"/{action}?key={key}")), required(web, key)
     shop.charge.idempotency_forget(42, 13)
     shop.receive(shop.charge, 42, 13)

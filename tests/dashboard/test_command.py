@@ -87,11 +87,8 @@ class TestConnections:
     @contextlib.contextmanager
     def serving(self, shop: Shop, **limits: float) -> Iterator[str]:
         """Serves the dashboard with other limits; yields its URL."""
-        application = asgi(shop.app, auth="ann:secret")
-        with (
-            patch.multiple(server, **limits),
-            serving(application, http=server.LimitedProtocol) as url,
-        ):
+        application, http = asgi(shop.app, auth="ann:secret"), server.LimitedProtocol
+        with patch.multiple(server, **limits), serving(application, http=http) as url:
             yield url
 
     def open(self, url: str, request: bytes) -> socket.socket:

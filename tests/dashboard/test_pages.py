@@ -242,9 +242,7 @@ class TestExplain:
         assert html.escape(call.get("args", "")) in page.text, "the form keeps what was given"
 
 
-def test_outcomes_in_a_database_are_shown_and_counted(
-    shop: Shop, open_dashboard: Open, tmp_path: Path
-) -> None:
+def test_outcomes_in_a_database_are_shown(shop: Shop, open_dashboard: Open, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/outcomes")
     metadata.create_all(engine)
 

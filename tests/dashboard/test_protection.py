@@ -249,9 +249,8 @@ class TestMalformedInput:
             bodies.append(f'{{"task": "shop.charge", "args": [1, 2], "{name}": {candidate}}}')
             bodies.append(f'{{"task": "shop.tidy", "{name}": {candidate}}}')
         requests = [("/api/explain", body) for body in bodies]
-        for task, name in itertools.product(
-            ("shop.charge", "shop.tidy"), (*fields, "token", "force")
-        ):
+        tasks = ("shop.charge", "shop.tidy")
+        for task, name in itertools.product(tasks, (*fields, "token", "force")):
             form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
             requests += [("/explain", form), ("/forget", form)]
 

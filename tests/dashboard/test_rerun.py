@@ -246,9 +246,7 @@ class TestEncryptedMessages:
 
 
 @pytest.mark.parametrize("queue", [["celery"], {"celery": 1}, "unknown"])
-def test_a_queue_of_the_backend_is_one_of_the_app(
-    shop: Shop, web: httpx.Client, queue: Any
-) -> None:
+def test_a_queue_of_the_backend_is_checked(shop: Shop, web: httpx.Client, queue: Any) -> None:
     shop.app.conf.result_extended = True
     key = shop.receive(shop.charge, 42, 999)
     name = f"celery-task-meta-{shop.charge.idempotency_record(42, 999).task_id}"

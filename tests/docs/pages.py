@@ -65,9 +65,7 @@ def python_blocks(page: Path, title: str = "") -> list[str]:
     """Returns the Python blocks of a page or of its section, those in lists included."""
     text = full_text(page)
     found = re.findall(
-        r"^( *)```python\n(.*?)^\1```$",
-        section(text, title) if title else text,
-        flags=re.S | re.M,
+        r"^( *)```python\n(.*?)^\1```$", section(text, title) if title else text, flags=re.S | re.M
     )
     return [textwrap.dedent(block) for _, block in found]
 

@@ -15,16 +15,7 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent import TASK_ID, signals
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS, PREFIX, Settings
-from tests.docs.pages import (
-    PACKAGE,
-    README,
-    ROOT,
-    anchors,
-    each_page,
-    prose,
-    python_blocks,
-    section,
-)
+from tests.docs.pages import README, ROOT, anchors, each_page, prose, python_blocks, section
 from tests.unit.conftest import celery, settings_of
 
 #: Pages that name files of this repository in backticks.
@@ -47,7 +38,8 @@ def test_links_lead_to_existing_files_and_titles(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES_WITH_PATHS, ids=lambda page: page.name)
 def test_named_files_exist(page: Path) -> None:
     names = re.findall(r"`([\w./]+(?:/|\.(?:py|lua|md|txt|toml)))`", prose(page))
-    missing = [n for n in names if not any((base / n).exists() for base in (PACKAGE, ROOT))]
+    folders = (ROOT, ROOT / "celery_idempotent")
+    missing = [n for n in names if not any((folder / n).exists() for folder in folders)]
     assert names
     assert not missing
 
@@ -121,9 +113,8 @@ def test_every_signal_is_documented_with_its_arguments() -> None:
 
 def test_the_site_has_each_page_once() -> None:
     index = (ROOT / "docs/index.md").read_text("utf-8")
-    entries = re.findall(
-        r"^([\w/-]+)$", "".join(re.findall(r"{toctree}(.*?)```", index, re.S)), re.M
-    )
+    trees = re.findall(r"{toctree}(.*?)```", index, re.S)
+    entries = re.findall(r"^([\w/-]+)$", "".join(trees), re.M)
 
     assert sorted(entries) == sorted(
         page.relative_to(ROOT / "docs").with_suffix("").as_posix()

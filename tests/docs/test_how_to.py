@@ -22,14 +22,7 @@ from fastapi import Depends, FastAPI, Request
 from freezegun import freeze_time
 from kombu.transport.redis import Channel
 
-from celery_idempotent import (
-    TASK_ID,
-    Idempotency,
-    IdempotentTask,
-    KeyReusedError,
-    State,
-    signals,
-)
+from celery_idempotent import TASK_ID, Idempotency, IdempotentTask, KeyReusedError, State, signals
 from celery_idempotent.testing import IsolatedRecords
 from examples.burst.tasks import index
 from examples.one_at_a_time.tasks import synchronize
@@ -55,9 +48,8 @@ class Calls(list[Any]):
 
 
 def eager_app(*args: Any, **kwargs: Any) -> Celery:
-    app = Celery(
-        *args, set_as_current=False, **{"broker": ELSEWHERE, "backend": ELSEWHERE} | kwargs
-    )
+    kwargs = {"broker": ELSEWHERE, "backend": ELSEWHERE, "set_as_current": False} | kwargs
+    app = Celery(*args, **kwargs)
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
     return app
 

@@ -48,9 +48,8 @@ def test_each_webhook_is_forwarded_once(url: str) -> None:
             for _ in range(1 + number % 2):  # every second webhook is duplicated
                 producer.publish({"id": f"evt-{number}"}, routing_key=source, serializer="json")
         total = WEBHOOKS + WEBHOOKS // 2
-        forwarders = [
-            Forwarder(Connection(url), Idempotency(url), source, target) for _ in range(2)
-        ]
+        engines = [Idempotency(url), Idempotency(url)]
+        forwarders = [Forwarder(Connection(url), each, source, target) for each in engines]
         client = connection.default_channel.client
 
         def forwarded() -> int:

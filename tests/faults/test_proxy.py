@@ -57,8 +57,7 @@ def test_a_delayed_reply_arrives_later(proxy: Proxy, through: redis.Redis) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"),
-    [("refuse", redis.ConnectionError), ("black_hole", redis.TimeoutError)],
+    ("fault", "error"), [("refuse", redis.ConnectionError), ("black_hole", redis.TimeoutError)]
 )
 def test_it_lasts_until_heal(proxy: Proxy, through: redis.Redis, fault: str, error: type) -> None:
     getattr(proxy, fault)()

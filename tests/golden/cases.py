@@ -13,14 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from celery_idempotent import (
-    ConflictError,
-    KeyReusedError,
-    PoisonedTaskError,
-    ResultNotStoredError,
-    State,
-)
-from celery_idempotent.core.record import Payload, layout, step_field, steps
+from celery_idempotent import ConflictError, KeyReusedError, PoisonedTaskError, ResultNotStoredError
+from celery_idempotent.core.record import Payload, State, layout, step_field, steps
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
 from tests.golden.shop import LONG_MS, VALUE, Shop
@@ -345,8 +339,7 @@ CASES: dict[str, Case] = {
     "a result, continued": Case(continue_, is_continued),
     "the result of a replacement": Case(replace_with("=task"), is_replaced),
     "a replacement without result": Case(
-        replace_with("=ignored"),
-        shared_check(value_is_not_stored("charge"), is_replaced),
+        replace_with("=ignored"), shared_check(value_is_not_stored("charge"), is_replaced)
     ),
     "a poisoned call": Case(poison, is_poisoned),
     "an execution": Case(begin, is_held),

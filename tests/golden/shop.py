@@ -103,9 +103,8 @@ class Shop:
         """Returns everything that is stored, and removes it."""
         names = sorted(self.redis.scan_iter("idem*"))
         with self.engine.begin() as connection:
-            connection.execute(
-                outcomes.update().values(expires_at=outcomes.c.finished_at + LONG_MS)
-            )
+            expires_at = outcomes.c.finished_at + LONG_MS
+            connection.execute(outcomes.update().values(expires_at=expires_at))
             rows = [dict(row._mapping) for row in connection.execute(sa.select(outcomes))]
             connection.execute(outcomes.delete())
         files = sorted((self.folder / "objects").iterdir())

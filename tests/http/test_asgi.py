@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -29,9 +28,7 @@ from tests.http.drivers.web_server import MAX_BYTES
 class Site:
     """Sends requests with one key to apps behind the middleware."""
 
-    def __init__(
-        self, idem: Idempotency, run: Callable[[Coroutine[Any, Any, Any]], Any], key: str
-    ) -> None:
+    def __init__(self, idem: Idempotency, run: Any, key: str) -> None:
         self.idem, self.run, self.scope = idem, run, scope(key)
 
     def protect(self, app: Any, **options: Any) -> IdempotencyMiddleware:

@@ -51,9 +51,8 @@ class Shop:
 
     def post(self, path: str, key: str | None = "", **headers: str) -> httpx.Response:
         """Sends the order; key None is no key, and an empty one is that of the shop."""
-        return post(
-            self.alice, path, self.key if key == "" else key, {"order": self.key}, **headers
-        )
+        key = self.key if key == "" else key
+        return post(self.alice, path, key, {"order": self.key}, **headers)
 
     def send(self, path: str, content: Any, **options: Any) -> httpx.Response:
         """Sends a body with the key."""

@@ -49,9 +49,8 @@ class Site:
         if not self.is_asgi:
             environ = wsgi_server.environ(key, body, REQUEST_METHOD=method)
             # The validator warns of a method in other case.
-            return wsgi_server.request(
-                app, environ, validate=not self.is_django and method.isupper()
-            )
+            validate = not self.is_django and method.isupper()
+            return wsgi_server.request(app, environ, validate=validate)
 
         async def send() -> Any:
             scope = asgi_server.scope(key, method=method)

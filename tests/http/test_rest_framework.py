@@ -33,9 +33,7 @@ class Site:
         #: The users for whom `pay` has run.
         self.calls: list[str] = []
 
-    def send(
-        self, view: Any, user: str | None = "alice", *, keyed: bool = True, **data: Any
-    ) -> Any:
+    def send(self, view: Any, user: str | None = "alice", keyed: bool = True, **data: Any) -> Any:
         """Sends a request of a user, whom a token names."""
 
         class Urls:

@@ -12,17 +12,8 @@ from typing import Annotated, Any
 import flask
 import httpx
 import pytest
-from fastapi import (
-    APIRouter,
-    BackgroundTasks,
-    Body,
-    Depends,
-    FastAPI,
-    Form,
-    HTTPException,
-    Request,
-    Response,
-)
+from fastapi import APIRouter, Body, Depends, FastAPI, Form, HTTPException, Request, Response
+from fastapi.background import BackgroundTasks
 from fastapi.responses import StreamingResponse
 from flask.views import MethodView
 from pydantic import BaseModel
@@ -172,7 +163,7 @@ class TestFastApi:
 
     @pytest.mark.parametrize("kind", ["coroutine function", "function", "wrapper"])
     @pytest.mark.parametrize("handler_blocks", [False, True])
-    def test_an_error_with_a_handler_is_a_response_and_others_release_the_key(
+    def test_a_handled_error_is_a_response_and_others_release_the_key(
         self, shop: Shop, kind: str, handler_blocks: bool
     ) -> None:
         def decline(request: Request, error: DeclinedError) -> Response:
@@ -370,9 +361,7 @@ class TestFlask:
         assert shop.calls == [("a", {"amount": 1}), ("b", {"amount": 1})]
 
     @pytest.mark.parametrize("fingerprint", [None, lambda request: "any"], ids=["request", "own"])
-    def test_views_that_inherit_a_method_do_not_share_keys(
-        self, shop: Shop, fingerprint: Any
-    ) -> None:
+    def test_views_that_inherit_a_method_share_no_keys(self, shop: Shop, fingerprint: Any) -> None:
         protect = shop.protect_flask(
             key=lambda request: request.view_args["number"], fingerprint=fingerprint
         )
@@ -399,9 +388,7 @@ class TestFlask:
             assert [shop.post(f"/{name}/5").text for _ in range(2)] == [name] * 2
         assert shop.calls == list(views)
 
-    def test_an_error_with_a_handler_is_a_response_and_others_release_the_key(
-        self, shop: Shop
-    ) -> None:
+    def test_a_handled_error_is_a_response_and_others_release_the_key(self, shop: Shop) -> None:
         shop.web.register_error_handler(DeclinedError, lambda error: (f"declined {error}", 402))
 
         @shop.web.post("/<int:number>")
@@ -477,9 +464,7 @@ def test_a_route_without_a_protected_method_is_refused(shop: Shop) -> None:
         shop.web.test_client().get("/pay")
 
 
-def test_a_decorator_that_hides_the_request_is_logged(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hidden_request_is_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     @shop.protect()
     async def pay() -> None: ...
 

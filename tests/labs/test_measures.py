@@ -16,10 +16,8 @@ from labs.comparison.contestants import OURS, PLAIN
 
 #: Without the contestants of the dependency group `bench`.
 WITH_CONTROL = {PLAIN.name: (PLAIN.name, {}), CONTROL: (PLAIN.name, {}), **OURS_BY_DEFAULT}
-DEDUPED = {
-    **WITH_CONTROL,
-    DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}}),
-}
+DEDUPE_PUBLISH = {"task_options": {"idempotency_dedupe_publish": True}}
+DEDUPED = {**WITH_CONTROL, DEDUPE: (OURS.name, DEDUPE_PUBLISH)}
 
 SMALL: dict[str, dict[str, Any]] = {
     "memory": {},

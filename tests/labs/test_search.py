@@ -24,9 +24,8 @@ SHORT = (
 def test_every_invariant_holds_in_every_state(name: str) -> None:
     result = search(Environment(SCENARIOS[name]))
 
-    assert result.counterexample is None, "\n".join(
-        ["", *format_counterexample(result.counterexample)]
-    )
+    found = result.counterexample
+    assert found is None, "\n".join(["", *format_counterexample(found)])
     assert result.states > 100
 
 

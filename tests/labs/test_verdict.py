@@ -248,9 +248,7 @@ class TestTransaction:
     """Effects that are rows in a database."""
 
     #: An order of the schedule that ends in an error.
-    DECLINED = next(
-        call.order for call in schedule.make(SINGLE, 100).calls if call.ending == "declined"
-    )
+    DECLINED = next(c.order for c in schedule.make(SINGLE, 100).calls if c.ending == "declined")
 
     def test_an_effect_that_is_rolled_back_is_not_duplicated(self, run: Run) -> None:
         run.execution(1, done=1.0)

@@ -86,10 +86,9 @@ class Shop:
 
     def add_task(self, body: Any, name: str, **options: Any) -> Any:
         """Adds an idempotent task with these options."""
-        prefixed = {f"idempotency_{option}": value for option, value in options.items()}
-        return self.app.task(
-            body, base=IdempotentTask, name=name, shared=False, lazy=False, **prefixed
-        )
+        options = {f"idempotency_{option}": value for option, value in options.items()}
+        options |= {"base": IdempotentTask, "name": name, "shared": False, "lazy": False}
+        return self.app.task(body, **options)
 
     def add_offloading_task(self, folder: Path) -> Any:
         """Adds a task whose result is stored in `folder`."""
@@ -97,9 +96,8 @@ class Shop:
         def scan() -> str:
             return "x" * 1_000
 
-        return self.add_task(
-            scan, "shop.scan", max_result_size=10, offload_backend=f"file://{folder}"
-        )
+        backend = f"file://{folder}"
+        return self.add_task(scan, "shop.scan", max_result_size=10, offload_backend=backend)
 
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
         """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""

@@ -23,9 +23,8 @@ def make_app(url: str) -> Celery:
     app.conf.update(task_always_eager=True, broker_connection_retry_on_startup=True)
 
     def task(function: Any, name: str, **options: Any) -> Any:
-        return app.task(
-            function, base=IdempotentTask, name=name, shared=False, lazy=False, **options
-        )
+        options |= {"base": IdempotentTask, "name": name, "shared": False, "lazy": False}
+        return app.task(function, **options)
 
     def charge(order_id: int, amount: int, currency: str = "EUR") -> dict[str, Any]:
         if amount == 13:

@@ -141,9 +141,7 @@ def test_many_records_are_scanned_in_pages_without_the_command_keys(shop: Shop) 
 
 
 @pytest.mark.exhaustive
-def test_a_clusters_records_are_found_on_all_its_nodes(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_nodes_of_a_cluster_are_scanned(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
     config = {"cluster-require-full-coverage": "no"}

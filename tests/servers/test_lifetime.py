@@ -46,10 +46,7 @@ def owner_of_a_server(start: str, then: str, directory: Path) -> tuple[subproces
     return owner, int(owner.stdout.readline())
 
 
-@pytest.mark.parametrize(
-    "end",
-    exhaustive_except(ENDS, "is killed"),
-)
+@pytest.mark.parametrize("end", exhaustive_except(ENDS, "is killed"))
 @pytest.mark.parametrize("start", exhaustive_except(STARTS, "of users"))
 def test_ends_when_its_owner(start: str, end: str, tmp_path: Path) -> None:
     owner, server_pid = owner_of_a_server(start, ENDS[end], tmp_path)

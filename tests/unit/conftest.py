@@ -42,9 +42,8 @@ def task_in(
     base: type[IdempotentTask] = IdempotentTask,
     **attributes: Any,
 ) -> IdempotentTask:
-    task: IdempotentTask = app.task(
-        function, base=base, name=name, lazy=False, shared=False, **attributes
-    )
+    options = {"base": base, "name": name, "lazy": False, "shared": False, **attributes}
+    task: IdempotentTask = app.task(function, **options)
     return task
 
 

@@ -10,15 +10,7 @@ import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import (
-    OPTIONS,
-    PREFIX,
-    Settings,
-    TaskOptions,
-    build,
-    check_names,
-    in_scope,
-)
+from celery_idempotent.settings import OPTIONS, Settings, TaskOptions, build, check_names, in_scope
 from celery_idempotent.unknown_option import _MEANT
 
 YEAR = 366 * 86400
@@ -79,7 +71,7 @@ def test_the_table_has_every_option() -> None:
 
 
 def test_every_option_of_a_task_is_an_attribute_that_type_checkers_know() -> None:
-    names = {PREFIX + name for name in in_scope("function")}
+    names = {f"idempotency_{name}" for name in in_scope("function")}
 
     assert set(OPTIONS) - names == set(TaskOptions.__annotations__)
 

@@ -58,9 +58,7 @@ def paths(keys: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("view", exhaustive_except(VIEWS, "wide"))
-def test_every_page_is_accessible_and_fits(
-    keys: dict[str, str], open_page: OpenPage, view: str
-) -> None:
+def test_pages_are_accessible_and_fit(keys: dict[str, str], open_page: OpenPage, view: str) -> None:
     page = open_page(**VIEWS[view])
     # What a screen reader gets does not depend on the view; colours do.
     examined = {"wide": paths(keys), "narrow and dark": paths(keys)[:5], "zoomed": []}[view]

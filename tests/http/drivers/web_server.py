@@ -37,9 +37,7 @@ class WebServer:
 
     is_django = False
 
-    def __init__(
-        self, app: str, environment: Mapping[str, str], server: tuple[str, ...] = UVICORN
-    ) -> None:
+    def __init__(self, app: str, env: Mapping[str, str], server: tuple[str, ...] = UVICORN) -> None:
         self.server = server
         self._ports = Ports(1)
         (self.port,) = self._ports.numbers
@@ -49,7 +47,7 @@ class WebServer:
             address.append("--factory")
             app = app.removesuffix("()")
         self._command = [sys.executable, "-m", *server, *address, app]
-        self._environment = {**os.environ, **environment}
+        self._environment = {**os.environ, **env}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.client = httpx.Client(base_url=self.url, timeout=60)
         self.start()

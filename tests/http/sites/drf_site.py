@@ -58,7 +58,6 @@ class View(IdempotencyMixin, ViewSet):
         return with_cookies(kind(content, status=status, headers=headers))
 
 
-urlpatterns: list[Any] = [
-    re_path("", View.as_view(dict.fromkeys(("get", "post", "patch"), "serve")))
-]
+view = View.as_view(dict.fromkeys(("get", "post", "patch"), "serve"))
+urlpatterns: list[Any] = [re_path("", view)]
 application = get_wsgi_application()

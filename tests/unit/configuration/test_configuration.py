@@ -97,10 +97,7 @@ class TestInvalidOptions:
             ({"redis_url": "http://:secret@x"}, "idempotency_redis_url has the scheme 'http'; it"),
             ({"serializer": "jason"}, "idempotency_serializer: kombu has no serializer 'jason'"),
             ({"compression": "zip"}, "must be gzip, bzip2, lzma or zstd, and installed, not 'zip'"),
-            (
-                {"serializer": "pickle"},
-                "not in result_accept_content (or accept_content): add it",
-            ),
+            ({"serializer": "pickle"}, "not in result_accept_content (or accept_content): add it"),
         ],
     )
     def test_of_an_app_or_a_task(self, options: dict[str, Any], error: str) -> None:
@@ -119,11 +116,9 @@ class TestInvalidOptions:
     )
     def test_the_spelling_of_functions(self, options: dict[str, Any]) -> None:
         (name,) = options
-        expected = (
-            f"shop.charge: {name} has no effect on a task, whose option is idempotency_{name}"
-        )
+        expected = f"shop.charge: {name} has no effect on a task, whose option is idempotency_"
 
-        assert error_of(celery(), **options).startswith(expected)
+        assert error_of(celery(), **options).startswith(f"{expected}{name}")
         annotated = celery(task_annotations={"shop.charge": options})
         assert error_of(annotated).startswith(expected)
         if name != "label":
@@ -140,9 +135,8 @@ class TestInvalidOptions:
 
             def until(self) -> None: ...
 
-        task = task_in(
-            celery(), base=Named, key="a", label="b", serializer="json", compression="gzip"
-        )
+        options = {"key": "a", "label": "b", "serializer": "json", "compression": "gzip"}
+        task = task_in(celery(), base=Named, **options)
 
         assert (task.key, task.label) == ("a", "b")
 

@@ -14,15 +14,8 @@ from sqlalchemy import create_engine
 from celery_idempotent import TASK_ID
 from celery_idempotent.core.configuration.broker import describe_redelivery
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.operations.doctor import (
-    Finding,
-    broker,
-    check_at_start,
-    check_configuration,
-    server,
-    tasks,
-    versions,
-)
+from celery_idempotent.operations import doctor
+from celery_idempotent.operations.doctor import broker, server, tasks, versions
 from tests.unit.conftest import add, charge, shop
 
 #: A server without findings but for its replicas, which are not reported.
@@ -49,14 +42,14 @@ def names(findings: Any) -> set[str]:
     return {finding.name for finding in findings}
 
 
-def recovery(app: Celery) -> Finding:
+def recovery(app: Celery) -> doctor.Finding:
     (finding,) = (each for each in broker.check(app) if each.name == "recovery")
     return finding
 
 
-def only(findings: Any) -> Finding:
+def only(findings: Any) -> doctor.Finding:
     (finding,) = findings
-    assert isinstance(finding, Finding)
+    assert isinstance(finding, doctor.Finding)
     assert "\n" not in finding.line
     return finding
 
@@ -201,20 +194,18 @@ class TestBroker:
         assert list(tasks.check_start_method()) == []
 
         monkeypatch.setattr("billiard.get_start_method", lambda **_: "forkserver")
-        assert "start-method" in names(check_at_start(shop()))
+        assert "start-method" in names(doctor.check_at_start(shop()))
 
     def test_messages_that_are_not_acknowledged_are_found(self) -> None:
         app = shop(task_queues=[Queue("orders"), Queue("mails", no_ack=True)])
-        assert "no-ack" not in names(check_at_start(app))
+        assert "no-ack" not in names(doctor.check_at_start(app))
         add(app)
 
-        finding = only(each for each in check_at_start(app) if each.name == "no-ack")
+        finding = only(each for each in doctor.check_at_start(app) if each.name == "no-ack")
         assert finding.subject == "queue mails"
         app.conf.broker_transport_options = {"ack_emulation": False}
-        assert [each.subject for each in broker.check_redelivery(app)] == [
-            "queue orders",
-            "queue mails",
-        ]
+        subjects = [each.subject for each in broker.check_redelivery(app)]
+        assert subjects == ["queue orders", "queue mails"]
 
     def test_predefined_queues_of_sqs_need_the_option(self) -> None:
         url, options = "sqs://key:secret@", {"predefined_queues": {"celery": {"url": "https://…"}}}
@@ -364,7 +355,7 @@ def test_plain_tasks_with_options_are_found_and_reported_by_a_starting_worker() 
     app.task(charge, name="shop.plain", lazy=False)
     add(app)
 
-    found = [each for each in check_at_start(app) if each.name == "no-base"]
+    found = [each for each in doctor.check_at_start(app) if each.name == "no-base"]
 
     assert "no-base" in names(tasks.check(app))
     assert {str(each.severity) for each in found} == {"error"}
@@ -386,7 +377,7 @@ class TestReport:
 
     def reported(self, app: Celery) -> dict[str, str]:
         about_tasks = {"ignore-result", "acks-late"}
-        return {f.name: f.subject for f in check_configuration(app) if f.name in about_tasks}
+        return {f.name: f.subject for f in doctor.check_configuration(app) if f.name in about_tasks}
 
     def test_a_finding_of_several_tasks_is_one_behind_more_severe_ones(self, app: Celery) -> None:
         found = self.reported(app)
@@ -404,17 +395,17 @@ class TestReport:
     def test_a_worker_does_not_warn_of_an_ignored_one(self, app: Celery) -> None:
         app.conf.broker_transport_options = {"visibility_timeout": 30}
         app.conf.idempotency_redeliver_after = None
-        assert "visibility-timeout" in names(check_at_start(app))
+        assert "visibility-timeout" in names(doctor.check_at_start(app))
 
         app.conf.idempotency_doctor_ignore = ["visibility-timeout:broker"]
-        assert "visibility-timeout" not in names(check_at_start(app))
+        assert "visibility-timeout" not in names(doctor.check_at_start(app))
 
     @pytest.mark.parametrize("value", ["acks-late", [1]])
     def test_a_setting_that_is_no_list_of_names_is_refused(self, app: Celery, value: Any) -> None:
         app.conf.idempotency_doctor_ignore = value
 
         with pytest.raises(SettingsError, match="idempotency_doctor_ignore must be a list"):
-            check_configuration(app)
+            doctor.check_configuration(app)
 
 
 def test_what_the_workers_have_counted_is_checked() -> None:
@@ -471,7 +462,7 @@ def test_an_unreachable_server_is_one_line() -> None:
     app = shop(idempotency_redis_url="redis://127.0.0.1:1/0")
     add(app)
 
-    found = [each for each in check_at_start(app) if each.name == "store-unreachable"]
+    found = [each for each in doctor.check_at_start(app) if each.name == "store-unreachable"]
 
     assert "idempotency_redis_url" in only(found).line
 

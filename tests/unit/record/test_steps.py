@@ -17,9 +17,7 @@ forms = st.text("abcdefgj+@", max_size=8)
 
 @example([("x" * 1000, "json", b"1")])  # the longest name
 @given(st.lists(st.tuples(names, forms, st.binary(max_size=30)), max_size=5))
-def test_steps_are_read_back_and_the_last_one_wins(
-    written: list[tuple[str, str, bytes]],
-) -> None:
+def test_steps_are_read_back_and_the_last_one_wins(written: list[tuple[str, str, bytes]]) -> None:
     body = b"".join(steps.write(*step) for step in written)
 
     assert steps.read(body, "k") == {name: (form, value) for name, form, value in written}

@@ -9,16 +9,7 @@ import pytest
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Payload, Record, State, Tail
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.commands import (
-    DEADLINE,
-    RECORD,
-    SLOT,
-    TURN,
-    UNREADABLE,
-    BackendResult,
-    Command,
-    LeaseExtension,
-)
+from celery_idempotent.core.store.commands import DEADLINE, RECORD, SLOT, TURN
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
@@ -43,12 +34,12 @@ QUEUED = {
     "tail": b"", "arguments": b"", "keep_ms": 0, "quiet_ms": 0, "max_wait_ms": 0,
 }  # fmt: skip
 
-LEASE = LeaseExtension(KEY, 17, 10, 200)
-META = BackendResult("celery-task-meta-t", b"meta", 30)
+LEASE = commands.LeaseExtension(KEY, 17, 10, 200)
+META = commands.BackendResult("celery-task-meta-t", b"meta", 30)
 WRITTEN = {"meta": b"meta", "expires": 30}
 OTHER = Payload("=task", b"u")
 
-COMMANDS: list[tuple[str, Command, tuple[str, ...], dict[str, Any]]] = [
+COMMANDS: list[tuple[str, commands.Command, tuple[str, ...], dict[str, Any]]] = [
     ("begin", commands.begin(KEY, **BEGIN), (RECORD,), BEGUN),
     ("begin", commands.begin(KEY, **BEGIN, hold_ms=9), (RECORD, SLOT), {**BEGUN, "hold_ms": 9}),
     (
@@ -116,16 +107,14 @@ COMMANDS: list[tuple[str, Command, tuple[str, ...], dict[str, Any]]] = [
         {"deadline_ms": DEADLINE, "token": "", "letters": "", "force": ""},
     ),
     (
-        "forget", commands.forget(MESSAGE, UNREADABLE, force=True), (RECORD,),
+        "forget", commands.forget(MESSAGE, commands.UNREADABLE, force=True), (RECORD,),
         {"deadline_ms": DEADLINE, "token": "?", "letters": "", "force": "1"},
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "command", "keys", "values"), COMMANDS)
-def test_arguments(
-    name: str, command: Command, keys: tuple[str, ...], values: dict[str, Any]
-) -> None:
+def test_arguments(name: str, command: Any, keys: tuple[str, ...], values: dict[str, Any]) -> None:
     assert (command.script.name, command.key.turn, command.keys) == (name, KEY, keys)
     assert dict(zip(command.script.argv, command.arguments, strict=True)) == values
 

@@ -46,10 +46,7 @@ ORG, TLS, SOCKET = {"host": "example.org"}, "rediss://:secret@example.org:6380/1
         (f"redis+socket://{SOCKET}", {"path": SOCKET, "db": 0, "password": None}),
         (f"redis+socket://{SOCKET}?virtual_host=3", {"path": SOCKET, "db": 3}),
         (f"redis+socket://{SOCKET}?virtual_host=/3", {"path": SOCKET, "db": 3}),
-        (
-            f"redis+socket://:secret@{SOCKET}?db=2",
-            {"path": SOCKET, "db": 2, "password": "secret"},
-        ),
+        (f"redis+socket://:secret@{SOCKET}?db=2", {"path": SOCKET, "db": 2, "password": "secret"}),
         (f"unix://{SOCKET}?db=5", {"path": SOCKET, "db": 5}),
     ],
 )
@@ -182,9 +179,8 @@ def test_idle_connections_are_kept_alive(url: str) -> None:
     kwargs = pool.connection_kwargs if pool else client.connection_kwargs
     idle = kwargs.get("socket_keepalive_options", {}).get(socket.TCP_KEEPIDLE)
 
-    assert (kwargs.get("socket_keepalive"), idle) == (
-        (None, None) if "socket" in url else (True, 30)
-    )
+    expected = (None, None) if "socket" in url else (True, 30)
+    assert (kwargs.get("socket_keepalive"), idle) == expected
 
 
 def test_an_unknown_option_is_an_error() -> None:

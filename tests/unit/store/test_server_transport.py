@@ -116,9 +116,8 @@ def test_replies_are_read_in_pieces_of_any_size(
 ) -> None:
     _, transport = connect(*replies, size=size, protocol=protocol)
 
-    assert run_sync(transport.send(*[("ECHO", n) for n in range(len(replies))])) == list(
-        replies.values()
-    )
+    commands = [("ECHO", n) for n in range(len(replies))]
+    assert run_sync(transport.send(*commands)) == list(replies.values())
 
 
 def test_an_error_reply_is_a_value_of_its_class(connect: Connect) -> None:
@@ -174,8 +173,7 @@ def test_an_unknown_script_of_a_batch_is_sent_once(connect: Connect) -> None:
     replies = run_sync(transport.send(*(("EVALSHA", script.sha, 1, "idem:ä", n) for n in range(3))))
 
     assert replies == [b"0", b"1", b"2"]
-    by_digest = [
-        [b"EVALSHA", script.sha.encode(), b"1", "idem:ä".encode(), b"%d" % n] for n in range(3)
-    ]
-    by_source = [b"EVAL", script.source.encode(), *by_digest[0][2:]]
+    arguments = [[b"1", "idem:ä".encode(), b"%d" % n] for n in range(3)]
+    by_digest = [[b"EVALSHA", script.sha.encode(), *each] for each in arguments]
+    by_source = [b"EVAL", script.source.encode(), *arguments[0]]
     assert server.commands == [*by_digest, by_source, *by_digest[1:]]
