@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -88,14 +88,9 @@ def open_site(server: RedisServer, directory: Path, concurrency: int = 3) -> Ite
     """Starts a worker."""
     app = make_app(server.url)
     app.conf.broker_transport_options = FAST_REDELIVERY
-    process = WorkerProcess(
-        "shop",
-        ("--concurrency", str(concurrency)),
-        {URL_VARIABLE: server.url},
-        directory / "log",
-        "tests.dashboard.shop",
-    )
-    worker = Worker(process, app)
+    options, environment = ("--concurrency", str(concurrency)), {URL_VARIABLE: server.url}
+    log, module = directory / "log", "tests.dashboard.shop"
+    worker = Worker(WorkerProcess("shop", options, environment, log, module), app)
     with server.client() as redis:
         worker.ready()
         site = Site(app, redis, worker)
@@ -105,16 +100,9 @@ def open_site(server: RedisServer, directory: Path, concurrency: int = 3) -> Ite
     close(app)
 
 
-class DashboardProcess(NamedTuple):
-    """A dashboard that accepts requests."""
-
-    url: str
-    process: subprocess.Popen[str]
-
-
 @contextmanager
-def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[DashboardProcess]:
-    """Starts the command for an app; kills it at the end."""
+def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[tuple[str, Any]]:
+    """Starts the command for an app; yields its URL and process, which it kills at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", app, "idempotency", "dashboard",
          "--port", str(port), *options],
@@ -128,7 +116,7 @@ def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[Da
         line = process.stdout.readline()
         found = re.fullmatch(r"Dashboard: (http://\S+)\n", line)
         assert found, line
-        yield DashboardProcess(found[1], process)
+        yield found[1], process
     finally:
         process.kill()
         process.communicate()

@@ -58,14 +58,9 @@ def make_app(url: str) -> Celery:
     def task(function: Any, name: str, **options: Any) -> None:
         app.task(function, base=IdempotentTask, name=name, shared=False, lazy=False, **options)
 
-    task(
-        charge,
-        "shop.charge",
-        idempotency_key="{order}",
-        idempotency_label="order {order}",
-        idempotency_replay_errors=(CardDeclinedError,),
-    )
-    task(ship, "shop.ship", bind=True, idempotency_key="{order}", idempotency_label="order {order}")
+    named = {"idempotency_key": "{order}", "idempotency_label": "order {order}"}
+    task(charge, "shop.charge", idempotency_replay_errors=(CardDeclinedError,), **named)
+    task(ship, "shop.ship", bind=True, **named)
     task(renew, "shop.renew", idempotency_lease=SHORT_LEASE)
     return app
 

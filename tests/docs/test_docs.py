@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.utils.dispatch import Signal
 
-from celery_idempotent import TASK_ID, signals
+from celery_idempotent import TASK_ID
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS, PREFIX, Settings
 from tests.docs.pages import README, ROOT, anchors, each_page, prose, python_blocks, section
 from tests.unit.conftest import celery, settings_of
@@ -99,16 +98,6 @@ def test_modes_are_options(page: Path, title: str, number: int, others: dict[str
         options = others | eval(f"dict({mode})", {"TASK_ID": TASK_ID})
         chosen = settings_of(celery(), **options)
         assert {name: getattr(chosen, name.removeprefix(PREFIX)) for name in options} == options
-
-
-def test_every_signal_is_documented_with_its_arguments() -> None:
-    page = prose(ROOT / "docs/reference/signals.md")
-    documented = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, flags=re.M))
-    actual = {name: signal for name, signal in vars(signals).items() if isinstance(signal, Signal)}
-    assert documented.keys() == actual.keys()
-    for name, signal in actual.items():
-        arguments = set(signal.providing_args) - {"task_id", "key", "label"}
-        assert arguments <= set(re.findall(r"`(\w+)`", documented[name])), name
 
 
 def test_the_site_has_each_page_once() -> None:

@@ -36,10 +36,8 @@ def django_environment(
     site_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     database: Path = tmp_path_factory.mktemp("django") / "site.sqlite3"
-    environment = site_environment | {
-        "DATABASE": str(database),
-        "DJANGO_SETTINGS_MODULE": "tests.http.sites.django_settings",
-    }
+    settings = "tests.http.sites.django_settings"
+    environment = {"DATABASE": str(database), "DJANGO_SETTINGS_MODULE": settings} | site_environment
     command = [sys.executable, "-c", CREATE_USERS]
     subprocess.run(command, cwd=REPOSITORY, env=os.environ | environment, check=True)
     return environment

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -92,6 +92,9 @@ class Plan:
         return [text[i * step : (i + 1) * step] for i in range(self.chunks)]
 
 
+NONCES = itertools.count(1)
+
+
 @dataclass
 class Execution:
     """One execution of the app."""
@@ -131,12 +134,11 @@ class Journal:
     executions: dict[Any, list[Execution]] = field(default_factory=lambda: defaultdict(list))
     #: What was sent with each key; a request may be cancelled before it is executed.
     requests: dict[Any, set[Any]] = field(default_factory=lambda: defaultdict(set))
-    numbers: Iterable[int] = field(default_factory=lambda: itertools.count(1))
     faults: list[str] = field(default_factory=list)
 
     def begin(self, plan: Plan) -> Execution:
         """Notes that the app begins to execute a request."""
-        execution = Execution(plan, next(self.numbers))  # type: ignore[call-overload]
+        execution = Execution(plan, next(NONCES))
         if not plan.keys or plan.method != "POST":
             return execution
         if plan.identity is None or plan.key is None:
@@ -334,9 +336,8 @@ class AsgiScenario(Scenario):
         scope = asgi_server.scope(None, headers, method=plan.method, path=plan.path, plan=plan)
         messages = asgi_server.body_messages(*cut(plan.body, plan.cuts))
         if plan.leaves_request_after is not None:
-            messages = [
-                {**message, "more_body": True} for message in messages[: plan.leaves_request_after]
-            ]
+            sent_ones = messages[: plan.leaves_request_after]
+            messages = [{**message, "more_body": True} for message in sent_ones]
             messages.append(asgi_server.DISCONNECT)
         sent = 0
 

@@ -27,7 +27,7 @@ from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.waiting import eventually
 
-IDENTITY = "alice"
+IDENTITY, DOCS = "alice", "https://docs.example/errors#"
 lock = threading.Lock()
 #: Returns status, headers and body.
 Handler = Callable[[], tuple[int, list[tuple[str, str]], bytes]]
@@ -107,6 +107,13 @@ class Site:
         abandon = commands.abandon(derived, record.task_id, record.worker, grace_ms=0, reason="")
         assert run_sync(self.idem.executor.store.execute(abandon)).case == "ok"
 
+    def respond_late(self) -> Any:
+        """Responds after another execution has taken over and responded: a handler."""
+        self.end_lease()
+        self.handler = lambda: (200, [], b"second")
+        assert self.post().body == b"second"
+        return 200, [("Set-Cookie", "session=secret")], b"first"
+
 
 @pytest.fixture(params=["asgi", "wsgi", "django-asgi", "django-wsgi"])
 def site(
@@ -136,12 +143,15 @@ def problem(response: Any, base: str = "urn:celery-idempotent:") -> str:
     return f"{response.status} {document['type'].removeprefix(base)}"
 
 
-def test_503_if_the_store_is_unavailable(site: Site) -> None:
+@pytest.mark.parametrize("options", [{}, {"problem_type_base": DOCS, "retry_after": 7}], ids=len)
+def test_types_and_retry_after_are_options(site: Site, options: dict[str, Any]) -> None:
     site.idem = Idempotency("redis://127.0.0.1:1", name="web")
+    site.options |= options
     response = site.post()
 
-    assert (problem(response), site.requests) == ("503 store-unavailable", 0)
-    assert response.headers["retry-after"] == "1"
+    base = options.get("problem_type_base", "urn:celery-idempotent:")
+    assert (problem(response, base), site.requests) == ("503 store-unavailable", 0)
+    assert response.headers["retry-after"] == str(options.get("retry_after", 1))
 
 
 def test_a_request_without_protection_is_marked(site: Site) -> None:
@@ -216,13 +226,7 @@ def test_409_if_another_execution_has_taken_over_and_runs(site: Site) -> None:
 
 
 def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site) -> None:
-    def first() -> Any:
-        site.end_lease()
-        site.handler = lambda: (200, [], b"second")
-        assert site.post().body == b"second"
-        return 200, [("Set-Cookie", "session=secret")], b"first"
-
-    site.handler = first
+    site.handler = site.respond_late
     late = site.post()
 
     assert late.body == site.post().body == b"second"
@@ -348,14 +352,8 @@ class TestAuthorizeReplay:
         assert site.post(b"other").status == 422
 
     def test_is_asked_about_the_response_of_another_execution(self, site: Site) -> None:
-        def first() -> Any:
-            site.end_lease()
-            site.handler = lambda: (200, [], b"second")
-            assert site.post().body == b"second"
-            return 200, [], b"first"
-
         site.options["authorize_replay"] = lambda request: False
-        site.handler = first
+        site.handler = site.respond_late
         assert problem(site.post()) == "403 replay-forbidden"
 
 
@@ -425,16 +423,6 @@ def test_a_request_waits_for_a_running_one(site: Site) -> None:
 
     assert first.result().body == second.result().body == b"slow"
     assert site.requests == 1
-
-
-def test_types_and_retry_after_are_options(site: Site) -> None:
-    base = "https://docs.example/errors#"
-    site.options |= {"problem_type_base": base, "retry_after": 7}
-    site.idem = Idempotency("redis://127.0.0.1:1", name="web")
-    response = site.post()
-
-    assert problem(response, base) == "503 store-unavailable"
-    assert response.headers["retry-after"] == "7"
 
 
 def test_a_record_expires_and_has_neither_key_nor_identity(site: Site) -> None:

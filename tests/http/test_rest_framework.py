@@ -89,10 +89,8 @@ class TestRefused:
     def test_the_mixin_after_the_view(self) -> None:
         from rest_framework.views import APIView
 
-        with pytest.raises(
-            ImproperlyConfigured,
-            match=r"^Payments: IdempotencyMixin must precede APIView in the bases, or",
-        ):
+        expected = "^Payments: IdempotencyMixin must precede APIView in the bases, or"
+        with pytest.raises(ImproperlyConfigured, match=expected):
             type("Payments", (APIView, IdempotencyMixin), {})
 
     @pytest.mark.parametrize("name", ["post", "pay"])

@@ -36,11 +36,9 @@ def make_app(url: str) -> Celery:
 
     def tidy() -> None: ...
 
+    errors = (DeclinedError,)
     task(
-        charge,
-        "shop.charge",
-        idempotency_key="order:{order_id}",
-        idempotency_replay_errors=(DeclinedError,),
+        charge, "shop.charge", idempotency_key="order:{order_id}", idempotency_replay_errors=errors
     )
     task(pack, "shop.pack", idempotency_max_result_size=10_000, idempotency_key_prefix="own?*")
     task(tidy, "shop.tidy", idempotency_key=TASK_ID)

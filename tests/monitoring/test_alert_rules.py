@@ -17,11 +17,8 @@ from celery_idempotent.contrib.prometheus import BEGIN_BUCKETS, TAKEOVER_BUCKETS
 pytestmark = [pytest.mark.exhaustive, pytest.mark.prometheus]
 
 FILE = Path(__file__).parents[2] / "docs/alerts.yml"
-RULES = {
-    rule["alert"]: rule
-    for group in yaml.safe_load(FILE.read_text("utf-8"))["groups"]
-    for rule in group["rules"]
-}
+GROUPS = yaml.safe_load(FILE.read_text("utf-8"))["groups"]
+RULES = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 TASK, INSTANCE = "shop.charge", "worker-1:9808"
 #: In minutes.
 HOUR = 60

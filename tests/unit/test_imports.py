@@ -45,14 +45,9 @@ print(*sorted(set(sys.modules) - before))
 FORBIDDEN = (
     *("asyncpg", "cryptography.fernet", "django", "prometheus_client", "sentry_sdk", "sqlalchemy"),
     *("humanize", "jinja2", "rich", "starlette", "uvicorn"),
-    *(
-        "celery_idempotent.operations.cli",
-        "celery_idempotent.contrib",
-        "celery_idempotent.dashboard",
-    ),
-    *("celery_idempotent.extensions", "celery_idempotent.functions", "celery_idempotent.sql"),
-    *("celery_idempotent.redelivery", "celery_idempotent.testing", "celery_idempotent.waking"),
-    *("celery_idempotent.operations.doctor", "celery_idempotent.operations.records"),
+    *(f"celery_idempotent.{name}" for name in ("contrib", "dashboard", "extensions", "functions")),
+    *(f"celery_idempotent.{name}" for name in ("redelivery", "sql", "testing", "waking")),
+    *(f"celery_idempotent.operations.{name}" for name in ("cli", "doctor", "records")),
 )
 
 

@@ -48,11 +48,7 @@ TABLE: list[tuple[str, list[Any], list[Any]]] = [
     ),
     ("max_result_size", [0, 1, 2**29], [-1, 2**29 + 1, 1.5, "1M", None, True]),
     ("offload_backend", [None, "file:///tmp/results"], ["", 5]),
-    (
-        "transaction",
-        [None, "default", "shop.db:engine"],
-        ["", "no path", "mysql://shop/db", 5, len],
-    ),
+    ("transaction", [None, "default", "shop.db:engine"], ["", "no path", "mysql://shop", 5, len]),
     ("redis_url", [None, "redis://localhost"], ["", 5, b"redis://"]),
     ("key_prefix", ["i", "shop:idem"], ["", "a b", "a\n", "{shop}", "a{b", None, 5]),
     ("redis_options", [{}, {"master_name": "shop"}], ["master_name", 5, []]),
@@ -134,9 +130,8 @@ def test_the_error_of_a_value_is_one_line_that_names_the_option(option: str, val
 def test_publishes_of_a_burst_are_deduplicated_by_default() -> None:
     assert build({"idempotency_until": "started"}, "t").deduplicates
     assert not build({"idempotency_until": "finished"}, "t").deduplicates
-    assert not build(
-        {"idempotency_until": "started", "idempotency_dedupe_publish": False}, "t"
-    ).deduplicates
+    switched_off = {"idempotency_until": "started", "idempotency_dedupe_publish": False}
+    assert not build(switched_off, "t").deduplicates
 
 
 @pytest.mark.parametrize(
@@ -173,20 +168,15 @@ def test_values_that_may_hold_a_secret_are_not_quoted(value: Any) -> None:
         ("idempotency_lock_timeout", "idempotency_lease"),
         ("idempotency_deduplicate", "idempotency_dedupe_publish"),
         ("idempotency_id", "idempotency_key"),
+        ("idempotency_like_no_other", ""),
     ],
 )
 def test_the_error_of_an_unknown_option_suggests_the_one_meant(name: str, suggestion: str) -> None:
     with pytest.raises(SettingsError) as caught:
         check_names(["task_always_eager", name], "the Celery configuration")
 
-    assert str(caught.value) == (
-        f"the Celery configuration: there is no option {name}; did you mean {suggestion}?"
-    )
-
-
-def test_an_unknown_option_like_no_other_gets_no_suggestion() -> None:
-    with pytest.raises(SettingsError, match="there is no option idempotency_q{40}$"):
-        check_names(["idempotency_" + "q" * 40], "shop.charge")
+    meant = suggestion and f"; did you mean {suggestion}?"
+    assert str(caught.value) == f"the Celery configuration: there is no option {name}{meant}"
 
 
 def test_every_meaning_is_an_option() -> None:
@@ -201,10 +191,8 @@ def test_other_names_are_ignored() -> None:
 
 
 def test_times_are_also_in_milliseconds() -> None:
-    settings = build(
-        {"idempotency_lease": 0.5, "idempotency_result_ttl": 1.2345, "idempotency_error_ttl": 2},
-        "shop.charge",
-    )
+    times = {"lease": 0.5, "result_ttl": 1.2345, "error_ttl": 2}
+    settings = build({f"idempotency_{name}": times[name] for name in times}, "shop.charge")
 
     assert (settings.lease_ms, settings.result_ms, settings.error_ms) == (500, 1234, 2000)
 

@@ -13,6 +13,9 @@ from tests.dashboard.shop import URL_VARIABLE
 from tests.servers.program import find_chromium
 from tests.servers.redis_server import RedisServer
 
+MARKS = [getattr(pytest.mark, name) for name in ("browser", "slow", "worker")]
+MARKS += [pytest.mark.xdist_group("browser")]
+OpenPage = Callable[..., Page]
 #: Longest wait of the browser, in milliseconds.
 SOON_MS = 30_000
 
@@ -44,7 +47,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
+def open_page(browser: Browser, site: Site) -> Iterator[OpenPage]:
     """Opens pages in contexts of their own; nothing may be wrong in any of them."""
     contexts: list[BrowserContext] = []
     problems: list[str] = []

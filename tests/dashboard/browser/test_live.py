@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
+from tests.dashboard.browser.conftest import MARKS, OpenPage
 from tests.dashboard.conftest import Site, dashboard
 from tests.dashboard.shop import URL_VARIABLE
 from tests.servers.program import Ports
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.worker,
-    pytest.mark.xdist_group("browser"),
-]
-
-OpenPage = Callable[..., Page]
+pytestmark = MARKS
 
 
 def mark(page: Page) -> None:

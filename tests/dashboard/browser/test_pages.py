@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,16 +9,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.conftest import exhaustive_except
+from tests.dashboard.browser.conftest import MARKS, OpenPage
 from tests.dashboard.conftest import Site
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.worker,
-    pytest.mark.xdist_group("browser"),
-]
-
-OpenPage = Callable[..., Page]
+pytestmark = MARKS
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 

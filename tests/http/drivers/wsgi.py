@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from io import BytesIO
 from typing import Any
-from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
+
+from werkzeug.datastructures import Headers
+from werkzeug.test import create_environ
 
 
 class Response:
@@ -14,16 +16,12 @@ class Response:
 
     def __init__(self) -> None:
         self.status_line = ""
-        self.fields: list[tuple[str, str]] = []
-        self.body = b""
+        self.headers = Headers()
+        self.body = bytearray()
 
     @property
     def status(self) -> int:
         return int(self.status_line[:3])
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {name.lower(): value for name, value in self.fields}
 
 
 def environ(
@@ -33,21 +31,9 @@ def environ(
     **changes: Any,
 ) -> dict[str, Any]:
     """Returns the environ of a POST request; None among `changes` removes an entry."""
-    values: dict[str, Any] = {
-        "REQUEST_METHOD": "POST",
-        "SCRIPT_NAME": "",
-        "PATH_INFO": "/pay",
-        "QUERY_STRING": "",
-        "CONTENT_LENGTH": str(len(body)),
-        "wsgi.input": BytesIO(body),
-    }
-    if key is not None:
-        values["HTTP_IDEMPOTENCY_KEY"] = key
-    for name, value in headers:
-        field = name.upper().replace("-", "_")
-        values[field if field in ("CONTENT_TYPE",) else f"HTTP_{field}"] = value
-    setup_testing_defaults(values)
-    values |= changes
+    fields = [*headers] if key is None else [*headers, ("Idempotency-Key", key)]
+    options = {"method": "POST", "input_stream": BytesIO(body), "headers": fields}
+    values = create_environ("/pay", **options) | changes
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -62,11 +48,8 @@ def request(app: Any, environ: dict[str, Any], *, validate: bool = True) -> Resp
     def start_response(status: str, headers: Any, exc_info: Any = None) -> Any:
         if exc_info is not None and response.body:
             raise exc_info[1]
-        response.status_line, response.fields = status, list(headers)
-        return write
-
-    def write(data: bytes) -> None:
-        response.body += data
+        response.status_line, response.headers = status, Headers(headers)
+        return response.body.extend
 
     chunks = (validator(app) if validate else app)(environ, start_response)
     try:

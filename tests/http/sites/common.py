@@ -16,14 +16,8 @@ from celery_idempotent import Idempotency
 from tests.http.drivers.web_server import CHUNK, LEASE, MAX_BYTES
 
 ledger = redis.Redis.from_url(os.environ["LEDGER_URL"])
-idem = Idempotency(
-    os.environ["STORE_URL"],
-    key_prefix="web",
-    name="web",
-    lease=LEASE,
-    redis_timeout=0.5,
-    max_result_size=MAX_BYTES,
-)
+limits = {"lease": LEASE, "redis_timeout": 0.5, "max_result_size": MAX_BYTES}
+idem = Idempotency(os.environ["STORE_URL"], key_prefix="web", name="web", **limits)
 OPTIONS: dict[str, Any] = {"idem": idem, "max_body_bytes": MAX_BYTES}
 
 #: Status, header fields, and the body: as JSON, as it is, or in chunks.

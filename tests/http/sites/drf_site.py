@@ -13,10 +13,8 @@ if not settings.configured:
     options |= {
         "ROOT_URLCONF": __name__,
         "MIDDLEWARE": ["django.middleware.common.CommonMiddleware"],
-        "IDEMPOTENCY_MIDDLEWARE": {
-            **django_site.IDEMPOTENCY_MIDDLEWARE,
-            "REQUIRED": f"{__name__}.requires_key",
-        },
+        "IDEMPOTENCY_MIDDLEWARE": django_site.IDEMPOTENCY_MIDDLEWARE
+        | {"REQUIRED": f"{__name__}.requires_key"},
     }
     settings.configure(**options)
 

@@ -55,43 +55,36 @@ def test_an_argument_of_any_type_hides_no_other_one() -> None:
     assert difference((1, 30, object()), (1, "30", object())) == expected
 
 
-def test_a_type_that_a_template_does_not_distinguish() -> None:
-    expected = "argument 'order_id' was of type int, and is of type str"
-
-    assert difference((42,), ("42",), "order:{order_id}") == expected
-
-
-def test_an_argument_that_the_other_call_does_not_have() -> None:
-    assert difference((1, 30), (1, 30, "note")) == "argument 'note' was not passed"
-
-
-def test_the_only_argument_that_the_key_leaves_open() -> None:
-    assert difference((1, 30), (1, 40), function=pay) == "argument 'amount' differs"
-    assert difference((1, 30), (1, 40), "{order_id}", pay) == "argument 'amount' differs"
+NAMES, ORDER = ("order_id",), {"id": 1}
+SEVERAL, REST = "one or more of the arguments {} differ", "'amount', 'note', 'more'"
+ALL = SEVERAL.format(f"'order_id', {REST}")
 
 
 @pytest.mark.parametrize(
-    ("key", "names"),
+    ("key", "function", "first", "second", "text"),
     [
-        (("order_id",), "'amount', 'note', 'more'"),
-        ("{order_id[id]}", "'order_id', 'amount', 'note', 'more'"),
-        (lambda order_id, *_, **__: "one", "'order_id', 'amount', 'note', 'more'"),
-        (None, "'order_id', 'amount', 'note', 'more'"),
+        (
+            "{order_id}",
+            charge,
+            (42,),
+            ("42",),
+            "argument 'order_id' was of type int, and is of type str",
+        ),
+        (NAMES, charge, (1, 30), (1, 30, "note"), "argument 'note' was not passed"),
+        # The only argument that the key leaves open, and several.
+        (NAMES, pay, (1, 30), (1, 40), "argument 'amount' differs"),
+        ("{order_id}", pay, (1, 30), (1, 40), "argument 'amount' differs"),
+        (NAMES, charge, (1, 30), (1, 40), SEVERAL.format(REST)),
+        ("{order_id[id]}", charge, (ORDER, 30), (ORDER, 40), ALL),
+        (lambda order_id, *_, **__: "one", charge, (1, 30), (1, 40), ALL),
+        (None, charge, (1, 30), (1, 40), ALL),
+        ("{order_id:.0f}", pay, (30.1,), (30.2,), SEVERAL.format("'order_id', 'amount'")),
     ],
-    ids=["names", "a part in the template", "callable", "explicit key"],
 )
-def test_several_that_the_key_leaves_open(key: Any, names: str) -> None:
-    order = {"id": 1} if key == "{order_id[id]}" else 1
-
-    text = difference((order, 30), (order, 40), key)
-
-    assert text == f"one or more of the arguments {names} differ"
-
-
-def test_a_format_leaves_its_argument_open() -> None:
-    text = difference((30.1,), (30.2,), "{order_id:.0f}", pay)
-
-    assert text == "one or more of the arguments 'order_id', 'amount' differ"
+def test_what_the_key_leaves_open(
+    key: Any, function: Any, first: Any, second: Any, text: str
+) -> None:
+    assert difference(first, second, key, function) == text
 
 
 def test_no_value_is_shown() -> None:

@@ -16,11 +16,8 @@ from celery_idempotent import signals
 from celery_idempotent.contrib.prometheus import Metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
-RULES: list[dict[str, Any]] = [
-    rule
-    for group in yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))["groups"]
-    for rule in group["rules"]
-]
+GROUPS = yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))["groups"]
+RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
 #: What ordinary traffic counts, and therefore raises no alert by itself.
 ORDINARY = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,33 +30,18 @@ def charge(order_id, amount): ...
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "error"),
     [
         (
             "idempotency_leese=5",
-            (
-                "the Celery configuration: there is no option idempotency_leese; "
-                "did you mean idempotency_lease?"
-            ),
+            "the Celery configuration: there is no option idempotency_leese; did",
         ),
-        (
-            "idempotency_redeliver_after=0.5",
-            (
-                "the Celery configuration: idempotency_redeliver_after must be seconds "
-                "or a timedelta, at least 1, at most a year, or None, not 0.5"
-            ),
-        ),
-        (
-            "broker_url='memory://'",
-            (
-                "idempotency_redis_url is not set, and neither the result backend nor the broker "
-                "is Redis: set it to the URL of the Redis server for the records"
-            ),
-        ),
+        ("idempotency_redeliver_after=0.5", "the Celery configuration: .* or None, not 0.5$"),
+        ("broker_url='memory://'", "idempotency_redis_url is not set, .*for the records$"),
     ],
     ids=["name", "value", "no Redis"],
 )
-def test_an_invalid_setting_is_one_line(tmp_path: Path, settings: str, sentence: str) -> None:
+def test_an_invalid_setting_is_one_line(tmp_path: Path, settings: str, error: str) -> None:
     (tmp_path / "shop.py").write_text(SHOP.format(settings=settings))
 
     command = [sys.executable, "-m", "celery", "-q", "-A", "shop", "worker", "--pool", "solo"]
@@ -69,7 +55,8 @@ def test_an_invalid_setting_is_one_line(tmp_path: Path, settings: str, sentence:
     )
 
     assert worker.returncode != 0
-    assert worker.stderr == f"Error: {sentence}\n"
+    (line,) = worker.stderr.splitlines()
+    assert re.match(f"Error: {error}", line)
     assert "secret" not in worker.stdout
 
 
