@@ -103,15 +103,10 @@ def open_site(server: RedisServer, directory: Path, concurrency: int = 3) -> Ite
 @contextmanager
 def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[tuple[str, Any]]:
     """Starts the command for an app; yields its URL and process, which it kills at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", app, "idempotency", "dashboard",
-         "--port", str(port), *options],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "celery", "-A", app, "idempotency", "dashboard"]
+    how = {"env": {**os.environ, "PYTHONUNBUFFERED": "1", **env}, "stdout": subprocess.PIPE}
+    how |= {"cwd": REPOSITORY, "text": True, "start_new_session": True}
+    process = subprocess.Popen([*command, "--port", str(port), *options], **how)
     try:
         line = process.stdout.readline()
         found = re.fullmatch(r"Dashboard: (http://\S+)\n", line)

@@ -17,6 +17,7 @@ from celery_idempotent.dashboard import Access, asgi, protection
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY
 from celery_idempotent.errors import SettingsError
+from tests.conftest import exhaustive_except
 from tests.dashboard.conftest import Open, serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import make_app
@@ -204,13 +205,7 @@ TEXTS = {
     "object of a surrogate": '{"order_id": "\\ud800", "amount": "\\u0000"}',
     "wrong types": '[{"a": null}, [], 1.5]',
 }
-each_text = pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=name, marks=() if name in IN_SHORT else pytest.mark.exhaustive)
-        for name, text in TEXTS.items()
-    ],
-)
+each_text = pytest.mark.parametrize("name", exhaustive_except(TEXTS, *IN_SHORT))
 QUERIES = {
     "records": ("state", "task", "older_than", "label", "limit", "cursor"),
     "api/records": ("state", "task", "older_than", "label", "limit", "cursor"),
@@ -224,9 +219,9 @@ QUERIES = {
 
 class TestMalformedInput:
     @each_text
-    def test_in_a_query_or_a_path_is_no_defect(self, web: httpx.Client, text: str) -> None:
-        given = quote(text, safe="", errors="surrogatepass")
-        paths = [f"/{page}?{name}={given}" for page, names in QUERIES.items() for name in names]
+    def test_in_a_query_or_a_path_is_no_defect(self, web: httpx.Client, name: str) -> None:
+        given = quote(TEXTS[name], safe="", errors="surrogatepass")
+        paths = [f"/{page}?{field}={given}" for page, fields in QUERIES.items() for field in fields]
         paths += [f"/{folder}/{given}" for folder in ("records", "api/records", "static", "x")]
 
         for path in paths:
@@ -235,7 +230,8 @@ class TestMalformedInput:
             assert_protected(response)
 
     @each_text
-    def test_in_a_body_is_no_defect(self, web: httpx.Client, text: str) -> None:
+    def test_in_a_body_is_no_defect(self, web: httpx.Client, name: str) -> None:
+        text = TEXTS[name]
         try:
             json.loads(text)
         except (ValueError, RecursionError):
@@ -245,13 +241,13 @@ class TestMalformedInput:
         fields = ("task", "args", "kwargs", "key", "task_id")
         candidates = (value, text, json.dumps(text), f"[{value}]", f'{{"a": {value}}}')
         bodies = [text, f"[{text}]"]
-        for name, candidate in itertools.product(fields, candidates):
-            bodies.append(f'{{"task": "shop.charge", "args": [1, 2], "{name}": {candidate}}}')
-            bodies.append(f'{{"task": "shop.tidy", "{name}": {candidate}}}')
+        for field, candidate in itertools.product(fields, candidates):
+            bodies.append(f'{{"task": "shop.charge", "args": [1, 2], "{field}": {candidate}}}')
+            bodies.append(f'{{"task": "shop.tidy", "{field}": {candidate}}}')
         requests = [("/api/explain", body) for body in bodies]
         tasks = ("shop.charge", "shop.tidy")
-        for task, name in itertools.product(tasks, (*fields, "token", "force")):
-            form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
+        for task, field in itertools.product(tasks, (*fields, "token", "force")):
+            form = f"task={task}&{field}=" + quote(text, safe="", errors="surrogatepass")
             requests += [("/explain", form), ("/forget", form)]
 
         for path, body in requests:

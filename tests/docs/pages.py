@@ -10,12 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_idempotent"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CHANGELOG.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 README = ROOT / "README.md"
 #: A test with this mark runs for each page.
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -116,11 +112,8 @@ def missing_lines(printed: list[str], output: str) -> list[str]:
 
 def _pattern(line: str) -> re.Pattern[str]:
     variable = "|".join(f"({pattern})" for pattern, _ in _VARIABLE)
-    parts, position = [], 0
-    for match in re.finditer(variable, line.strip()):
-        parts += (
-            re.escape(line.strip()[position : match.start()]),
-            _VARIABLE[match.lastindex - 1][1],
-        )  # type: ignore[operator]
+    parts, position, line = [], 0, line.strip()
+    for match in re.finditer(variable, line):
+        parts += re.escape(line[position : match.start()]), _VARIABLE[match.lastindex - 1][1]
         position = match.end()
-    return re.compile("".join([*parts, re.escape(line.strip()[position:])]))
+    return re.compile("".join([*parts, re.escape(line[position:])]))

@@ -232,15 +232,9 @@ def test_a_retry_of_a_request_gets_the_first_response(run: Run, title: str) -> N
 def test_a_retry_of_one_endpoint_gets_the_first_response() -> None:
     (block,) = (b for b in python_blocks(ROOT / "docs/http.md") if "import idempotent_route" in b)
     api = FastAPI()
-    names = {
-        "api": api,
-        "idem": Idempotency(ELSEWHERE, name="payments-api"),
-        "Annotated": Annotated,
-        "Depends": Depends,
-        "Payment": dict[str, int],
-        "User": SimpleNamespace,
-        "current_user": lambda: SimpleNamespace(id=7),
-    }
+    names = {"api": api, "idem": Idempotency(ELSEWHERE, name="payments-api"), "Depends": Depends}
+    names |= {"Annotated": Annotated, "Payment": dict[str, int], "User": SimpleNamespace}
+    names["current_user"] = lambda: SimpleNamespace(id=7)
     exec(block, names)
     send = partial(post, api, "/orders/1/payments", headers={"Idempotency-Key": "8e03978e"})
     first, retry = (send(json={"amount": 999}) for _ in range(2))
@@ -263,13 +257,12 @@ def test_a_pager_is_connected(run: Run) -> None:
 
 def test_the_figures_are_about_those_measured() -> None:
     row = r"^\| (?:one record, result of )?([\d,]+) bytes \| ([\d,]+)"
-    about, measured = (
-        {
-            size: int(figure.replace(",", ""))
-            for size, figure in re.findall(row, (ROOT / page).read_text("utf-8"), flags=re.M)
-        }
-        for page in ("docs/redis-configuration.md", "docs/contributing/benchmarks.md")
-    )
+
+    def figures(page: str) -> dict[str, int]:
+        rows = re.findall(row, (ROOT / "docs" / page).read_text("utf-8"), flags=re.M)
+        return {size: int(figure.replace(",", "")) for size, figure in rows}
+
+    about, measured = figures("redis-configuration.md"), figures("contributing/benchmarks.md")
     assert len(about) == 4
     for size, figure in about.items():
         assert figure == pytest.approx(measured[size.replace(",", "")], rel=0.1), size

@@ -25,12 +25,8 @@ def messages() -> tuple[str, ...]:
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                found.append(
-                    "".join(
-                        part.value if isinstance(part, ast.Constant) else "…"  # type: ignore[misc]
-                        for part in node.values
-                    )
-                )
+                parts = [p.value if isinstance(p, ast.Constant) else "…" for p in node.values]
+                found.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(re.sub(r"%[.\d]*\w", "…", node.value))
     return tuple(found)

@@ -41,14 +41,9 @@ def terminal(directory: Path) -> Iterator[Terminal]:
     """Starts a command in the directory; its output goes to a file of the process's name."""
     processes = []
     with RedisServer.start(config={}) as server:
-        environment = {
-            **os.environ,
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-            "PYTHONUNBUFFERED": "1",
-            # Celery prefers these to the URLs in the code, which are those of the reader's server.
-            "CELERY_BROKER_URL": server.url,
-            "CELERY_RESULT_BACKEND": server.url,
-        }
+        environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        # Celery prefers these to the URLs in the code, which are those of the reader's server.
+        environment |= {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
 
         def terminal(command: str) -> subprocess.Popen[str]:
             with (directory / f"{len(processes)}.log").open("w") as output:

@@ -59,17 +59,11 @@ class Web:
     """The web process: evaluates expressions and replies with JSON."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WEB],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", WEB]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, **how)
 
     def __call__(self, expression: str) -> Any:
-        assert self._process.stdin is not None
         print(expression, file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
@@ -119,6 +113,7 @@ def start_worker(environment: dict[str, str]) -> Iterator[Callable[[], None]]:
         worker.wait(20)
 
 
+DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)]
 PAY = "(lambda r: [r.status_code, r.json()])(Client().post('/orders/42/pay'))"
 
 
@@ -127,11 +122,7 @@ def pay_until_completed(web: Web) -> None:
 
 
 @pytest.mark.worker
-@pytest.mark.parametrize(
-    "environment",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)],
-    indirect=True,
-)
+@pytest.mark.parametrize("environment", DATABASES, indirect=True)
 def test_an_order_is_charged_once_for_all_requests(
     environment: dict[str, str], web: Web, start_worker: Callable[[], None]
 ) -> None:

@@ -54,13 +54,9 @@ def test_a_payment_is_charged_once_for_all_its_requests(
 
     log = tmp_path / "worker.log"
     with log.open("wb") as output:
-        worker = subprocess.Popen(
-            [*WORKER, "-P", "solo", "-l", "INFO", "--without-gossip", "--without-mingle"],
-            cwd=REPOSITORY,
-            env={**os.environ, **celery_environment},
-            stdout=output,
-            stderr=output,
-        )
+        command = [*WORKER, "-P", "solo", "-l", "INFO", "--without-gossip", "--without-mingle"]
+        how = {"env": {**os.environ, **celery_environment}, "stdout": output, "stderr": output}
+        worker = subprocess.Popen(command, cwd=REPOSITORY, **how)
         eventually(lambda: log.read_text().count("succeeded in") >= 2, "both have succeeded")
         worker.terminate()
         worker.wait(30)

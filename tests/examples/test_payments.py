@@ -31,13 +31,9 @@ RUN_SECONDS = 60
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "examples.payments", *options],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-    )
+    command = [sys.executable, "-m", "examples.payments", *options]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": RUN_SECONDS}
+    return subprocess.run(command, cwd=REPOSITORY, **how)
 
 
 @pytest.mark.worker

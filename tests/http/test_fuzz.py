@@ -247,9 +247,8 @@ pytestmark = pytest.mark.exhaustive
 EXAMPLES = int(os.environ.get("HTTP_FUZZ_EXAMPLES", "150"))
 OPTIONS = {"max_body_bytes": MAX_BODY, "max_response_bytes": MAX_RESPONSE}
 
-fuzz = settings(
-    max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+fuzz = settings(max_examples=EXAMPLES, **limits)
 
 
 @pytest.fixture(scope="module")
@@ -336,8 +335,8 @@ class AsgiScenario(Scenario):
         scope = asgi_server.scope(None, headers, method=plan.method, path=plan.path, plan=plan)
         messages = asgi_server.body_messages(*cut(plan.body, plan.cuts))
         if plan.leaves_request_after is not None:
-            sent_ones = messages[: plan.leaves_request_after]
-            messages = [{**message, "more_body": True} for message in sent_ones]
+            arriving = messages[: plan.leaves_request_after]
+            messages = [{**message, "more_body": True} for message in arriving]
             messages.append(asgi_server.DISCONNECT)
         sent = 0
 
@@ -384,23 +383,14 @@ class WsgiScenario(Scenario):
 
     def request(self, plan: Plan) -> None:
         arrived = cut(plan.body, plan.cuts)[: plan.leaves_request_after]
-        plan = replace(
-            plan,
-            # As a server joins repeated fields.
-            users=(",".join(plan.users),) if plan.users else (),
-            keys=(",".join(plan.keys),) if plan.keys else (),
-            leaves_request_after=len(arrived) if b"".join(arrived) != plan.body else None,
-        )
+        leaves = len(arrived) if b"".join(arrived) != plan.body else None
+        # As a server joins repeated fields.
+        users, keys = ((",".join(each),) if each else () for each in (plan.users, plan.keys))
+        plan = replace(plan, users=users, keys=keys, leaves_request_after=leaves)
         self.journal.requests[plan.identity, plan.key].add(plan.sent)
-        environ = wsgi_server.environ(
-            None,
-            plan.body,
-            headers_of(plan),
-            REQUEST_METHOD=plan.method,
-            PATH_INFO=plan.path,
-            CONTENT_LENGTH=str(len(plan.body) + plan.lie),
-            **{"test.plan": plan, "wsgi.input": Input(arrived)},
-        )
+        changes = {"REQUEST_METHOD": plan.method, "PATH_INFO": plan.path, "test.plan": plan}
+        changes |= {"CONTENT_LENGTH": str(len(plan.body) + plan.lie), "wsgi.input": Input(arrived)}
+        environ = wsgi_server.environ(None, plan.body, headers_of(plan), **changes)
         try:
             response = wsgi_server.request(self.app, environ, validate=False)
         except (AppError, OSError):

@@ -151,14 +151,10 @@ class TestFastApi:
         async def pay(payment: Payment) -> None:
             shop.calls.append(payment)
 
-        changes: list[dict[str, Any]] = [
-            {"json": {"amount": "much"}},
-            {"params": "forbidden"},
-            {},
-            {},
-            {"params": "forbidden"},  # whose permission was withdrawn gets no replay
-        ]
-        assert [r.status_code for r in shop.send("/pay", *changes)] == [422, 403, 200, 200, 403]
+        invalid, forbidden = {"json": {"amount": "much"}}, {"params": "forbidden"}
+        # Whose permission was withdrawn gets no replay.
+        responses = shop.send("/pay", invalid, forbidden, {}, {}, forbidden)
+        assert [r.status_code for r in responses] == [422, 403, 200, 200, 403]
         assert len(shop.calls) == 1
 
     @pytest.mark.parametrize("kind", ["coroutine function", "function", "wrapper"])

@@ -25,14 +25,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "live": {"RESTARTS": 1, "ROUNDS": 2, "EACH": 2, "entries": WITH_CONTROL},
     "publish": {"ROUNDS": 2, "EACH": 3, "entries": DEDUPED},
     "soak": {"MINUTES": 0.1, "SAMPLE_INTERVAL": 0.5},
-    "wake": {
-        "SERIES": {(5, 0.2, 2): 5},
-        "PAIRS": {0.2: 1},
-        "WORKERS_OF_PAIRS": 1,
-        "DUPLICATES": 3,
-        "BURSTS": 1,
-        "BURST_SECONDS": 0.5,
-    },
+    "wake": {"SERIES": {(5, 0.2, 2): 5}, "PAIRS": {0.2: 1}, "WORKERS_OF_PAIRS": 1}
+    | {"DUPLICATES": 3, "BURSTS": 1, "BURST_SECONDS": 0.5},
 }
 
 

@@ -38,18 +38,16 @@ class Run:
         self,
         token: int,
         *,
-        pid: int = ONE,
-        started: float = 0.0,
-        done: float | None = None,
+        done: float = 0,
         completes: bool = False,
         order: str = "order",
-        this_version: bool = True,
+        **how: Any,
     ) -> None:
         """Records an execution of the order; without `done`, it has no effect."""
         details = {"execution": f"{token}", "order": order, "token": token}
-        process = {"pid": pid, "started_at": started, "this_version": this_version}
+        process = {"pid": ONE, "started_at": 0.0, "this_version": True, **how}
         self._ledger.write("started", **details, task_id="task", **process)
-        if done is not None:
+        if done:
             self._ledger.write("effect", **details, receipt=f"r{token}", accepted=True, at=done)
         if completes:
             self._ledger.write("completed", task_id="task", token=token)
@@ -81,16 +79,10 @@ class Run:
 
     def judge(self, seed: int = SINGLE, *, transaction: bool = False) -> Verdict:
         """Returns the verdict."""
-        observations = {
-            "started_at": 0.0,
-            "ended_at": 60.0,
-            "rejected": 0,
-            "messages_left": 0,
-            "results": self._results,
-            "unanswered": self._unanswered,
-            "effects": self._rows,
-            "requests": downstream.requests(self._server.url),
-        }
+        requests = downstream.requests(self._server.url)
+        observations = {"started_at": 0.0, "ended_at": 60.0, "rejected": 0, "messages_left": 0}
+        observations |= {"results": self._results, "unanswered": self._unanswered}
+        observations |= {"effects": self._rows, "requests": requests}
         (self._folder / "observations.json").write_text(json.dumps(observations))
         made = schedule.make(seed, 100, transaction=transaction)
         return judge(made, OURS.name, self._folder)
@@ -189,26 +181,17 @@ def test_an_order_that(run: Run, course: Callable[[Run], None]) -> None:
     assert verdict.keeps_promises is kept, verdict
 
 
+PAST_LEASE = "child frozen past the lease"
+OF_ANOTHER_PROCESS = [
+    *(("child killed", 1.0, 1.0, OTHER), (PAST_LEASE, 0.6, 0.6 + LEASE + 2, OTHER)),
+]
 #: Two effects: their times, the faults, the seed, and what explains the second one.
 DUPLICATES: dict[str, tuple[dict[str, float], list[tuple[Any, ...]], int, str]] = {
     "no fault": ({}, [], SINGLE, UNEXPLAINED),
-    "faults of another process": (
-        {},
-        [
-            ("child killed", 1.0, 1.0, OTHER),
-            ("child frozen past the lease", 0.6, 0.6 + LEASE + 2, OTHER),
-        ],
-        SINGLE,
-        UNEXPLAINED,
-    ),
+    "faults of another process": ({}, OF_ANOTHER_PROCESS, SINGLE, UNEXPLAINED),
     "frozen, but not past the lease": ({}, [("worker frozen", 0.6, 1.0, ONE)], SINGLE, UNEXPLAINED),
     "killed before completion": ({}, [("worker killed", 1.1, 1.1, 99, ONE)], SINGLE, KILLED),
-    "frozen": (
-        {"done": 10.0, "again": 8.0},
-        [("child frozen past the lease", 0.6, 9.9, ONE)],
-        SINGLE,
-        FROZEN,
-    ),
+    "frozen": ({"done": 10.0, "again": 8.0}, [(PAST_LEASE, 0.6, 9.9, ONE)], SINGLE, FROZEN),
     "a later failover": ({"done": 3.0}, [(STORE_KILLED, 2.0, 2.5)], SENTINEL, UNEXPLAINED),
     "a failover without wait_replicas": ({}, [(STORE_KILLED, 1.2, 4.0)], SENTINEL, FORGOTTEN),
     "a restart": ({}, [(STORE_KILLED, 1.2, 4.0)], SINGLE, UNEXPLAINED),
@@ -220,8 +203,8 @@ DUPLICATES: dict[str, tuple[dict[str, float], list[tuple[Any, ...]], int, str]] 
 def test_a_duplicate_effect_has_a_reason(run: Run, fault: str) -> None:
     times, faults, seed, reason = DUPLICATES[fault]
     done, again = times.get("done", 1.0), times.get("again", 20.0)
-    run.execution(1, pid=ONE, started=0.5, done=done)
-    run.execution(2, pid=OTHER, started=again, done=again + 1, completes=True)
+    run.execution(1, pid=ONE, started_at=0.5, done=done)
+    run.execution(2, pid=OTHER, started_at=again, done=again + 1, completes=True)
     for each in faults:
         run.fault(*each)
 
@@ -252,7 +235,7 @@ class TestTransaction:
 
     def test_an_effect_that_is_rolled_back_is_not_duplicated(self, run: Run) -> None:
         run.execution(1, done=1.0)
-        run.execution(2, started=2.0, done=3.0, completes=True)
+        run.execution(2, started_at=2.0, done=3.0, completes=True)
         run.row(2)
         run.result("SUCCESS r2")
 
@@ -262,7 +245,7 @@ class TestTransaction:
 
     def test_no_reason_explains_a_duplicate_effect(self, run: Run) -> None:
         run.execution(1, done=1.0)
-        run.execution(2, pid=OTHER, started=20.0, done=21.0, completes=True)
+        run.execution(2, pid=OTHER, started_at=20.0, done=21.0, completes=True)
         run.fault("worker killed", 1.1, 1.1, 99, ONE)
         run.row(1)
         run.row(2)

@@ -114,15 +114,9 @@ class Shop:
     def receive(self, task: Any, *args: Any, task_id: str = "") -> str:
         """Runs a message of `task` as a pool child does; returns the key."""
         task_id = task_id or task.idempotency_key_of(*args).digest
-        request = {
-            "id": task_id,
-            "task": task.name,
-            "args": args,
-            "kwargs": {},
-            "hostname": "here",
-            "delivery_info": {"exchange": "", "routing_key": "celery", "priority": 3},
-            "properties": {"content_type": "application/json"},
-        }
+        delivery = {"exchange": "", "routing_key": "celery", "priority": 3}
+        request = {"id": task_id, "task": task.name, "args": args, "kwargs": {}, "hostname": "here"}
+        request |= {"delivery_info": delivery, "properties": {"content_type": "application/json"}}
         tracer = build_tracer(task.name, task, self.app.loader, "here", app=self.app)
         tracer(task_id, args, {}, request)
         return str(task.idempotency_key_of(*args))

@@ -175,19 +175,15 @@ def labelled(series: str) -> str:
 
 def scenario(series: Mapping[str, str], firing: Mapping[int, str | None]) -> dict[str, Any]:
     """Returns one test: at each minute of `firing` that alert fires and no other, or none."""
-    return {
-        "interval": "1m",
-        "input_series": [
-            {"series": labelled(name), "values": values}
-            for name, values in {**IDLE, **series}.items()
-        ],
-        "alert_rule_test": [
-            {"eval_time": f"{minute}m", "alertname": name}
-            | {"exp_alerts": [expected(name)] if name == alert else []}
-            for minute, alert in firing.items()
-            for name in RULES
-        ],
-    }
+    served = {**IDLE, **series}.items()
+    tests = [
+        {"eval_time": f"{minute}m", "alertname": name}
+        | {"exp_alerts": [expected(name)] if name == alert else []}
+        for minute, alert in firing.items()
+        for name in RULES
+    ]
+    inputs = [{"series": labelled(name), "values": values} for name, values in served]
+    return {"interval": "1m", "input_series": inputs, "alert_rule_test": tests}
 
 
 def run(tmp_path: Path, *tests: dict[str, Any]) -> None:

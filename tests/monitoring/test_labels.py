@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from celery_idempotent import Idempotency
 from tests.monitoring.conftest import Shop, list_json
-
-HOSTILE = "\x1b]0;owned\x07\nSTATE[bold]<b>"
 
 
 def add_refund(shop: Shop, label: str = "order {order_id}", **options: Any) -> Any:
@@ -34,23 +31,6 @@ def test_list_and_show_print_labels(shop: Shop) -> None:
     shown = shop.celery("show", "shop.refund", "[42]").splitlines()
     assert ["label", "order", "42"] in [line.split() for line in shown]
     assert "label" not in shop.celery("show", "shop.charge", "[1, 999]")
-
-
-def test_a_hostile_label_reaches_no_terminal(shop: Shop) -> None:
-    add_refund(shop).apply((HOSTILE,))
-
-    for command in (("list",), ("show", "shop.refund", json.dumps([HOSTILE]))):
-        output = shop.celery(*command)
-        assert "order \\x1b]0;owned\\x07" in output
-        assert "\x1b" not in output
-        assert "\x07" not in output
-
-
-def test_a_label_that_cannot_be_made_fails_no_call(shop: Shop) -> None:
-    refund = add_refund(shop, "{order_id:d}")
-
-    assert refund.apply(("not a number", 5)).get() == 5
-    assert refund.idempotency_record("not a number", 5).label == ""
 
 
 def test_functions_and_blocks_have_labels(shop: Shop) -> None:

@@ -115,12 +115,7 @@ class TestAssertRanOnce:
         ],
     )
     def test_fails_unless_the_call_ran_once(
-        self,
-        idempotency: IsolatedRecords,
-        make_task: MakeTask,
-        until: str,
-        events: list[Callable[[IsolatedRecords, Any], None]],
-        error: str,
+        self, idempotency: IsolatedRecords, make_task: MakeTask, until: str, events: Any, error: str
     ) -> None:
         charge = make_task(idempotency_until=until)
         for event in events:

@@ -131,12 +131,12 @@ class ClusterServers(Stoppable):
         """
         failed, replica = self.master_of(key), self.replica_of(key)
         _kill(failed, replica, abrupt=abrupt)
-        slot = key_slot(key.encode())
-        wait_until(
-            lambda: all(_serves(node, slot, replica.port) for node in self.living),
-            "The replica was not promoted",
-        )
+        self.wait_for_master(replica, key_slot(key.encode()), "The replica was not promoted")
         return failed
+
+    def wait_for_master(self, master: RedisServer, slot: int, error: str) -> None:
+        """Returns when every node knows that `master` has the slot."""
+        wait_until(lambda: all(_serves(node, slot, master.port) for node in self.living), error)
 
     def rejoin(self) -> None:
         """Restarts the killed nodes, each as a replica of the node that replaced it."""
@@ -205,16 +205,14 @@ class ClusterServers(Stoppable):
         return next(node for node in self.nodes if node.port == port)
 
 
-class SlotMove:
+class SlotMove(Stoppable):
     """Moves a slot from one master to another; the end of a `with` block finishes the move."""
 
     def __init__(
         self, cluster: ClusterServers, slot: int, source: RedisServer, target: RedisServer
     ) -> None:
-        self._cluster = cluster
-        self._slot = slot
-        self._source = source
-        self._target = target
+        self._cluster, self._slot = cluster, slot
+        self._source, self._target = source, target
         self._finished = False
         _cluster(target, "SETSLOT", slot, "IMPORTING", _id_of(source))
         _cluster(source, "SETSLOT", slot, "MIGRATING", _id_of(target))
@@ -227,7 +225,7 @@ class SlotMove:
                 address = ("127.0.0.1", self._target.port, "", 0, _MIGRATE_MS)
                 client.execute_command("MIGRATE", *address, "KEYS", *keys)
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         """Assigns the slot to the new master; the old one redirects clients for good (MOVED)."""
         if self._finished:
             return
@@ -235,18 +233,8 @@ class SlotMove:
         self._finished = True
         for node in (self._target, self._source):
             _cluster(node, "SETSLOT", self._slot, "NODE", _id_of(self._target))
-        wait_until(
-            lambda: all(
-                _serves(node, self._slot, self._target.port) for node in self._cluster.living
-            ),
-            "The move of the slot did not reach all nodes",
-        )
-
-    def __enter__(self) -> SlotMove:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.finish()
+        error = "The move of the slot did not reach all nodes"
+        self._cluster.wait_for_master(self._target, self._slot, error)
 
 
 def _cluster(node: RedisServer, command: str, *arguments: object) -> Any:
@@ -293,19 +281,15 @@ class SentinelServers(Stoppable):
 
     def __init__(
         self,
-        nodes: Iterable[RedisServer],
-        sentinels: Iterable[RedisServer],
+        nodes: list[RedisServer],
+        sentinels: list[RedisServer],
         ports: Ports,
         password: str | None,
     ) -> None:
-        self.nodes = tuple(nodes)
-        self.sentinels = tuple(sentinels)
-        self._ports = ports
-        self._password = password
-        credentials = f":{quote(password, safe='')}@" if password else ""
-        self.url = ";".join(
-            f"sentinel://{credentials}127.0.0.1:{sentinel.port}/0" for sentinel in self.sentinels
-        )
+        self.nodes, self.sentinels = nodes, sentinels
+        self._ports, self._password = ports, password
+        host = f":{quote(password, safe='')}@127.0.0.1" if password else "127.0.0.1"
+        self.url = ";".join(f"sentinel://{host}:{each.port}/0" for each in sentinels)
 
     @classmethod
     def start(cls, password: str | None = None) -> SentinelServers:
@@ -339,7 +323,7 @@ class SentinelServers(Stoppable):
             with sentinel.client() as client, suppress(ResponseError):  # 6.2 has no such command
                 # Interval at which Sentinels query the roles of servers; the default is 10 s.
                 client.execute_command("SENTINEL DEBUG", "INFO-PERIOD", _INFO_PERIOD_MS)
-        trio = cls((master, replica), sentinels, ports, password)
+        trio = cls([master, replica], sentinels, ports, password)
         wait_until(trio._ready, "The Sentinels did not discover each other")
         return trio
 
@@ -371,13 +355,12 @@ class SentinelServers(Stoppable):
         """
         failed, replica = self.master, self.replica
         _kill(failed, replica, abrupt=abrupt)
-        wait_until(
-            lambda: (
-                all(self._master_port(sentinel) == replica.port for sentinel in self.sentinels)
-                and _role(replica) == "master"
-            ),
-            "The Sentinels did not promote the replica",
-        )
+
+        def is_promoted() -> bool:
+            ports = {self._master_port(sentinel) for sentinel in self.sentinels}
+            return ports == {replica.port} and _role(replica) == "master"
+
+        wait_until(is_promoted, "The Sentinels did not promote the replica")
         return failed
 
     def rejoin(self) -> None:

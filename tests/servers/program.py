@@ -66,7 +66,7 @@ class Program:
         directory: where its log is written; created by the caller, removed by `discard`.
         name: file name of the log, without its suffix.
         command: the absolute path of the program, followed by its arguments.
-        environment: its environment variables; those of this process if None.
+        env: its environment variables; those of this process if None.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Program:
         directory: Path,
         name: str,
         command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._command = list(command)
         if sys.platform == "linux":
             wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
             self._command = wrapper + self._command
-        self._environment = environment
+        self._environment = env
         self.directory = directory
         self._log = directory / f"{name}.log"
         self._owner_pid = os.getpid()
@@ -107,15 +107,10 @@ class Program:
         try:
             with self._log.open("wb") as log:
                 try:
+                    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                     # In a new session, so that Ctrl-C at a terminal reaches the owner only.
-                    self._child = subprocess.Popen(
-                        self._command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=self._environment,
-                        start_new_session=True,
-                    )
+                    how = {"env": self._environment, "start_new_session": True, **streams}
+                    self._child = subprocess.Popen(self._command, **how)
                 except OSError as error:
                     log.write(str(error).encode())
                     return
@@ -271,27 +266,6 @@ def _reserve(holder: socket.socket, port: int) -> None:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
-def make_certificate(directory: Path) -> dict[str, str]:
-    """Writes a new authority, and a certificate signed by it, into `directory`.
-
-    Returns:
-        the directives of Redis that name the files.
-    """
-    import trustme
-
-    files = {
-        name: str(directory / f"{name}.pem")
-        for name in ("tls-ca-cert-file", "tls-cert-file", "tls-key-file")
-    }
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    authority.cert_pem.write_to_path(files["tls-ca-cert-file"])
-    issued.private_key_pem.write_to_path(files["tls-key-file"])
-    for pem in issued.cert_chain_pems:
-        pem.write_to_path(files["tls-cert-file"], append=True)
-    return files
-
-
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -363,13 +337,9 @@ class Clock:
         self._file = directory / "clock"
         self._offset = 0.0
         self.step(0.0)
-        self.environment = {
-            **os.environ,
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        options = {"NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1", "TIMESTAMP_FILE": str(self._file)}
+        self.environment = os.environ | {f"FAKETIME_{name}": options[name] for name in options}
+        self.environment["LD_PRELOAD"] = str(library)
 
     def step(self, seconds: float) -> None:
         """Sets the clock forward, or back for negative `seconds`, with immediate effect."""

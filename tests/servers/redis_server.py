@@ -24,15 +24,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import redis
 
 from celery_idempotent.testing.server import in_package
-from tests.servers.program import (
-    Clock,
-    Ports,
-    Program,
-    Server,
-    ServerError,
-    make_certificate,
-    wait_until,
-)
+from tests.servers.program import Clock, Ports, Program, Server, ServerError, wait_until
 
 _REPLY_SECONDS = 20.0
 _TLS_CHECK_SECONDS = 10.0
@@ -277,12 +269,29 @@ def _listening(directory: Path, port: int | None, *, tls: bool) -> tuple[str, di
         return f"redis://127.0.0.1:{port}/0", {"port": str(port)}
     files = make_certificate(directory)
     trust = {"ssl_cert_reqs": "required", "ssl_ca_certs": files["tls-ca-cert-file"]}
-    return f"rediss://127.0.0.1:{port}/0?{urlencode(trust, safe='/')}", {
-        "port": "0",
-        "tls-port": str(port),
-        "tls-auth-clients": "no",
-        **files,
+    directives = {"port": "0", "tls-port": str(port), "tls-auth-clients": "no", **files}
+    return f"rediss://127.0.0.1:{port}/0?{urlencode(trust, safe='/')}", directives
+
+
+def make_certificate(directory: Path) -> dict[str, str]:
+    """Writes a new authority, and a certificate signed by it, into `directory`.
+
+    Returns:
+        the directives of Redis that name the files.
+    """
+    import trustme
+
+    files = {
+        name: str(directory / f"{name}.pem")
+        for name in ("tls-ca-cert-file", "tls-cert-file", "tls-key-file")
     }
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    authority.cert_pem.write_to_path(files["tls-ca-cert-file"])
+    issued.private_key_pem.write_to_path(files["tls-key-file"])
+    for pem in issued.cert_chain_pems:
+        pem.write_to_path(files["tls-cert-file"], append=True)
+    return files
 
 
 def _with_credentials(url: str, user: str, password: str) -> str:

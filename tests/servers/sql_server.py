@@ -169,13 +169,9 @@ class MariaDB(SQLServer):
         return [f"--datadir={self.data}", f"--tmpdir={self.data}"]
 
     def _initialize(self) -> None:
-        self._run(
-            [
-                str(shutil.which("mariadb-install-db")),
-                *("--no-defaults", *self._directories, "--skip-test-db"),
-                "--auth-root-authentication-method=normal",
-            ]
-        )
+        options = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+        program = str(shutil.which("mariadb-install-db"))
+        self._run([program, "--no-defaults", *self._directories, *options])
 
     def _command(self) -> list[str]:
         return [

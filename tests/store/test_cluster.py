@@ -134,7 +134,7 @@ class TestSlotMigration:
     ) -> None:
         token = harness.started().token
 
-        moving.finish()
+        moving.stop()
 
         assert harness.complete(token).case == "ok"
         with cluster.master_of(harness.name).client() as client:

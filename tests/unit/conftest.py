@@ -34,21 +34,15 @@ def celery(**settings: Any) -> Celery:
 def charge(order_id: Any, amount: Any = 0) -> None: ...
 
 
-def task_in(
-    app: Celery,
-    function: Callable[..., Any] = charge,
-    *,
-    name: str = "shop.charge",
-    base: type[IdempotentTask] = IdempotentTask,
-    **attributes: Any,
-) -> IdempotentTask:
-    options = {"base": base, "name": name, "lazy": False, "shared": False, **attributes}
-    task: IdempotentTask = app.task(function, **options)
-    return task
+def task_in(app: Celery, function: Any = None, **attributes: Any) -> Any:
+    """Adds an idempotent task to `app`, and returns it."""
+    options = {"base": IdempotentTask, "name": TASK, "lazy": False, "shared": False, **attributes}
+    return app.task(function or charge, **options)
 
 
 def settings_of(app: Celery, **attributes: Any) -> Settings:
-    return task_in(app, **attributes).idempotency_configuration.settings
+    settings: Settings = task_in(app, **attributes).idempotency_configuration.settings
+    return settings
 
 
 def error_of(app: Celery, **attributes: Any) -> str:
@@ -66,14 +60,6 @@ def shop(broker_url: str = "redis://localhost:1/0", **settings: Any) -> Celery:
     app.finalized = True  # without the shared tasks of other tests
     app.conf.broker_url = broker_url
     return app
-
-
-def add(app: Celery, function: Any = None, *, name: str = TASK, **options: Any) -> Any:
-    """Adds an idempotent task to `app`, and returns it."""
-
-    def charge(order_id: int, amount: int = 0) -> None: ...
-
-    return task_in(app, function or charge, name=name, **options)
 
 
 def unchanged(args: Any, kwargs: Any) -> Any:

@@ -31,25 +31,13 @@ from celery_idempotent.operations.worker import inspect_commands
 from celery_idempotent.testing import IdempotencyTestMixin, IsolatedRecords, isolated_records
 
 #: Public classes that users import from modules of their own.
-IMPORTED = (
-    asgi.IdempotencyMiddleware,
-    django.IdempotencyMiddleware,
-    wsgi.IdempotencyMiddleware,
-    rest_framework.IdempotencyMixin,
-    kombu.IdempotentConsumer,
-)
+IMPORTED = [module.IdempotencyMiddleware for module in (asgi, django, wsgi)]
+IMPORTED += [rest_framework.IdempotencyMixin, kombu.IdempotentConsumer]
 #: Modules with public functions for the options of these classes.
 HELPERS = (asgi, django, wsgi, fastapi, flask, rest_framework, dashboard)
 #: Public classes that users do not instantiate.
-RETURNED = (
-    Execution,
-    AsyncExecution,
-    BlockExecution,
-    AsyncBlockExecution,
-    Batch,
-    AsyncBatch,
-    IsolatedRecords,
-)
+RETURNED = [Execution, AsyncExecution, BlockExecution, AsyncBlockExecution]
+RETURNED += [Batch, AsyncBatch, IsolatedRecords]
 
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")

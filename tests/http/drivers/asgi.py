@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 Message = dict[str, Any]
-AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -49,17 +48,12 @@ class Response:
         return b"".join(message["body"] for message in self.messages[1:])
 
 
-async def request(
-    app: AsgiApp,
-    scope: Any,
-    body: bytes | list[Message] = b"",
-    send: Callable[[Message], Awaitable[None]] | None = None,
-) -> Response:
+async def request(app: Any, scope: Any, body: Any = b"", send: Any = None) -> Response:
     """Sends a request to an app, and returns when the app ends.
 
     Args:
         body: the body, or the messages that the app receives before the client waits.
-        send: what the server does with a message.
+        send: a coroutine function: what the server does with a message.
     """
     messages = body if isinstance(body, list) else body_messages(body)
     response = Response()

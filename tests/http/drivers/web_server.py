@@ -53,14 +53,14 @@ class WebServer:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            cwd=REPOSITORY,
-            env=self._environment,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,  # kill() kills the workers, too
-        )
+        how = {
+            "cwd": REPOSITORY,
+            "env": self._environment,
+            "stdout": self._log,
+            "stderr": self._log,
+        }
+        # In a new session, so that kill() kills the workers, too.
+        self._process = subprocess.Popen(self._command, start_new_session=True, **how)
         eventually(self._responds, f"{self._command} responds")
 
     def _responds(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from io import BytesIO
 from typing import Any
 from wsgiref.validate import validator
@@ -24,12 +23,7 @@ class Response:
         return int(self.status_line[:3])
 
 
-def environ(
-    key: str | None = None,
-    body: bytes = b"",
-    headers: Iterable[tuple[str, str]] = (),
-    **changes: Any,
-) -> dict[str, Any]:
+def environ(key: str | None = None, body: bytes = b"", headers: Any = (), **changes: Any) -> Any:
     """Returns the environ of a POST request; None among `changes` removes an entry."""
     fields = [*headers] if key is None else [*headers, ("Idempotency-Key", key)]
     options = {"method": "POST", "input_stream": BytesIO(body), "headers": fields}

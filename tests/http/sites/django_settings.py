@@ -15,13 +15,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware",
 ]
-DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": os.environ["DATABASE"],
-        "OPTIONS": {"timeout": 30},
-    }
-}
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["DATABASE"]}
+DATABASES = {"default": {**database, "OPTIONS": {"timeout": 30}}}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 USE_TZ = True
 

@@ -70,37 +70,22 @@ def versions(
     logs = tmp_path_factory.mktemp("logs")
     with RedisServer.start(config={}) as server:
         url = server.url.rpartition("/")[0]
-        settings: dict[str, Any] = {
-            "broker_url": f"{url}/0",
-            "result_backend": f"{url}/0",
-            "broker_connection_retry_on_startup": True,
-            "broker_transport_options": FAST_REDELIVERY,
-            "shop_ledger": f"{url}/1",
-            "idempotency_encryption_keys": [Fernet.generate_key().decode()],
-            "idempotency_compression": "gzip",
-        }
+        settings: dict[str, Any] = {"broker_url": f"{url}/0", "result_backend": f"{url}/0"}
+        settings |= {"shop_ledger": f"{url}/1", "idempotency_compression": "gzip"}
+        settings["idempotency_encryption_keys"] = [Fernet.generate_key().decode()]
+        settings["broker_transport_options"] = FAST_REDELIVERY
+        settings["broker_connection_retry_on_startup"] = True
         app = Celery("publisher", set_as_current=False)
         app.conf.update(settings)
-        workers = {
-            library.name: Worker(
-                WorkerProcess(
-                    library.name,
-                    ("--concurrency", "3", "--queues", f"{SHARED},{library.name}"),
-                    {
-                        "SHOP_SETTINGS": json.dumps(settings),
-                        "SHOP_VERSION": library.name,
-                        "SHOP_LIBRARY": str(library.folder),
-                        "COVERAGE_PROCESS_CONFIG": "",  # coverage has no source for these
-                        **library.environment,
-                    },
-                    logs / f"{library.name}.log",
-                    app="tests.packaging.versions.shop",
-                    directory=library.folder,
-                ),
-                app,
-            )
-            for library in libraries
-        }
+        workers: dict[str, Worker] = {}
+        for library in libraries:
+            name, log = library.name, logs / f"{library.name}.log"
+            options = ("--concurrency", "3", "--queues", f"{SHARED},{name}")
+            environment = {"SHOP_SETTINGS": json.dumps(settings), "SHOP_VERSION": name}
+            environment |= {"SHOP_LIBRARY": str(library.folder), **library.environment}
+            environment["COVERAGE_PROCESS_CONFIG"] = ""  # coverage has no source for these
+            where = {"app": "tests.packaging.versions.shop", "directory": library.folder}
+            workers[name] = Worker(WorkerProcess(name, options, environment, log, **where), app)
         versions = Versions(app, Ledger(settings["shop_ledger"]), workers)
         try:
             for worker in workers.values():

@@ -16,7 +16,7 @@ from celery_idempotent.core.configuration.broker import describe_redelivery
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.operations import doctor
 from celery_idempotent.operations.doctor import broker, server, tasks, versions
-from tests.unit.conftest import add, charge, shop
+from tests.unit.conftest import charge, shop, task_in
 
 #: A server without findings but for its replicas, which are not reported.
 SOUND: dict[str, Any] = {
@@ -107,10 +107,10 @@ class TestServer:
 class TestBroker:
     def test_a_visibility_timeout_below_the_longest_lease_is_found(self) -> None:
         app = shop(broker_transport_options={"visibility_timeout": 30}, **BY_THE_BROKER)
-        add(app, idempotency_lease=29)
+        task_in(app, idempotency_lease=29)
         assert list(broker.check_visibility_timeout(app)) == []
 
-        add(app, name="shop.ship", idempotency_lease=31)
+        task_in(app, name="shop.ship", idempotency_lease=31)
         finding = only(broker.check_visibility_timeout(app))
         assert "shop.ship" in finding.what
         assert "visibility_timeout" in finding.setting
@@ -118,8 +118,8 @@ class TestBroker:
     def test_the_recovery_time_and_the_expiry_of_the_sweeps_mutex_are_reported(self) -> None:
         default = shop(**BY_THE_BROKER)
         tuned = shop(broker_transport_options={"unacked_mutex_expire": 20}, **BY_THE_BROKER)
-        add(default)
-        add(tuned)
+        task_in(default)
+        task_in(tuned)
 
         assert "within 3700 s" in recovery(default).what
         assert "none for 300 s" in recovery(default).why
@@ -138,7 +138,7 @@ class TestBroker:
     )
     def test_a_short_retention_is_found(self, options: dict[str, Any], what: str | None) -> None:
         app = shop(**BY_THE_BROKER)
-        add(app, **{f"idempotency_{name}": value for name, value in options.items()})
+        task_in(app, **{f"idempotency_{name}": value for name, value in options.items()})
 
         found = [finding for finding in broker.check(app) if finding.name == "result-ttl"]
 
@@ -156,13 +156,13 @@ class TestBroker:
             broker_transport_options={"visibility_timeout": timeout},
             idempotency_redeliver_after=after,
         )
-        add(app, idempotency_lease=lease, idempotency_result_ttl=70)
+        task_in(app, idempotency_lease=lease, idempotency_result_ttl=70)
 
         assert f"within {within} s" in recovery(app).what
 
     def test_without_a_visibility_timeout_no_time_is_reported(self) -> None:
         app = shop("amqp://guest:secret@localhost//")
-        add(app, idempotency_result_ttl=1)
+        task_in(app, idempotency_result_ttl=1)
 
         finding = only(broker.check(app))
         assert finding.name == "publishers"
@@ -182,7 +182,7 @@ class TestBroker:
     )
     def test_what_redelivers(self, url: str, settings: dict[str, Any], expected: str) -> None:
         app = shop(url, **settings)
-        add(app)
+        task_in(app)
         assert describe_redelivery(app).startswith(expected)
         assert "recovery" not in names(broker.check_redelivery(app))
 
@@ -199,7 +199,7 @@ class TestBroker:
     def test_messages_that_are_not_acknowledged_are_found(self) -> None:
         app = shop(task_queues=[Queue("orders"), Queue("mails", no_ack=True)])
         assert "no-ack" not in names(doctor.check_at_start(app))
-        add(app)
+        task_in(app)
 
         finding = only(each for each in doctor.check_at_start(app) if each.name == "no-ack")
         assert finding.subject == "queue mails"
@@ -212,8 +212,8 @@ class TestBroker:
         tuned = {**options, "visibility_timeout": 90}
         configured = shop(url, broker_transport_options=tuned, **BY_THE_BROKER)
         unconfigured = shop(url, broker_transport_options=options, **BY_THE_BROKER)
-        add(configured)
-        add(unconfigured)
+        task_in(configured)
+        task_in(unconfigured)
 
         assert list(broker.check_visibility_timeout(configured)) == []
         assert "predefined_queues" in only(broker.check_visibility_timeout(unconfigured)).setting
@@ -232,7 +232,7 @@ class TestBroker:
     def test_weaknesses(self, url: str, settings: dict[str, Any], expected: set[str]) -> None:
         app = shop(url, **settings, **BY_THE_BROKER)
         assert list(broker.check(app)) == [], "without tasks"
-        add(app, time_limit=3600 if url == "amqp://" else None)
+        task_in(app, time_limit=3600 if url == "amqp://" else None)
 
         assert names(broker.check(app)) == expected
 
@@ -247,7 +247,7 @@ class TestBroker:
         bound_to = Exchange("orders", type=exchange)
         queue = Queue("orders", bound_to, "orders", queue_arguments=arguments)
         app = shop("amqp://guest:secret@localhost//", task_queues=[queue])
-        add(app)
+        task_in(app)
 
         found = {"delivery-limit"} if low else set()
         assert names(broker.check(app)) == {"publishers", "delayed-delivery", *found}
@@ -270,7 +270,7 @@ ENCRYPTED = {"idempotency_encryption_keys": (Fernet.generate_key(),)}
 class TestTasks:
     def findings_of(self, function: Any = None, **options: Any) -> set[str]:
         app = shop()
-        add(app, function, **options)
+        task_in(app, function, **options)
         return names(tasks.check(app))
 
     @pytest.mark.parametrize(
@@ -318,14 +318,14 @@ class TestTasks:
     def test_a_result_written_once(self, settings: dict[str, Any], expected: set[str]) -> None:
         app = shop()
         app.conf.update(settings)
-        add(app, idempotency_transaction=create_engine("sqlite:///never-opened"))
+        task_in(app, idempotency_transaction=create_engine("sqlite:///never-opened"))
 
         assert names(tasks.check(app)) == expected
 
     def test_a_periodic_task_needs_the_key_task_id(self) -> None:
         app = shop(beat_schedule={"nightly": {"task": "shop.tidy", "schedule": 60}})
-        add(app, name="shop.tidy")
-        add(app)
+        task_in(app, name="shop.tidy")
+        task_in(app)
 
         finding = only(tasks.check(app))
 
@@ -334,7 +334,7 @@ class TestTasks:
 
     def test_settings_of_the_worker_are_found(self) -> None:
         app = shop(task_always_eager=True, worker_deduplicate_successful_tasks=True)
-        add(app)
+        task_in(app)
 
         assert names(tasks.check(app)) == {"eager", "successful-tasks"}
 
@@ -353,7 +353,7 @@ def test_plain_tasks_with_options_are_found_and_reported_by_a_starting_worker() 
     app.task(charge, name="shop.decorated", lazy=False, idempotency_key="order")
     app.task(charge, name="shop.annotated", lazy=False)
     app.task(charge, name="shop.plain", lazy=False)
-    add(app)
+    task_in(app)
 
     found = [each for each in doctor.check_at_start(app) if each.name == "no-base"]
 
@@ -371,8 +371,8 @@ class TestReport:
     def app(self) -> Celery:
         app = shop()
         for name in ("shop.charge", "shop.index", "shop.ship"):
-            add(app, name=name, ignore_result=True)
-        add(app, name="shop.tidy", acks_late=False)
+            task_in(app, name=name, ignore_result=True)
+        task_in(app, name="shop.tidy", acks_late=False)
         return app
 
     def reported(self, app: Celery) -> dict[str, str]:
@@ -460,7 +460,7 @@ def test_a_redis_that_kombu_refuses_is_found(
 
 def test_an_unreachable_server_is_one_line() -> None:
     app = shop(idempotency_redis_url="redis://127.0.0.1:1/0")
-    add(app)
+    task_in(app)
 
     found = [each for each in doctor.check_at_start(app) if each.name == "store-unreachable"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -13,7 +12,7 @@ import pytest
 from celery_idempotent import TASK_ID
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.operations.doctor import Finding, key_snapshot
-from tests.unit.conftest import add, shop
+from tests.unit.conftest import shop, task_in
 
 BY_ORDER = {"idempotency_key": "order:{order_id}"}
 
@@ -24,14 +23,14 @@ def charge(order_id: int, amount: int, currency: str = "EUR") -> None: ...
 def snapshot(function: Any = charge, **options: Any) -> str:
     """Returns what the command `keys` prints for one task."""
     app = shop()
-    add(app, function, **options)
+    task_in(app, function, **options)
     return json.dumps(key_snapshot.document_of(app_tasks.enabled(app)))
 
 
 def findings(before: str, function: Any = charge, **options: Any) -> list[Finding]:
     """Returns the findings for one task whose code was another one."""
     app = shop()
-    add(app, function, **options)
+    task_in(app, function, **options)
     return list(key_snapshot.check(app, key_snapshot.read(before)))
 
 
@@ -75,11 +74,7 @@ class TestChanges:
         ],
     )  # fmt: skip
     def test_a_change_of_the_code_is_found_if_keys_change(
-        self,
-        rule: dict[str, Any],
-        function: Callable[..., None],
-        new_rule: dict[str, Any],
-        expected: str,
+        self, rule: dict[str, Any], function: Any, new_rule: dict[str, Any], expected: str
     ) -> None:
         found = findings(snapshot(**rule), function, **new_rule)
 
@@ -107,7 +102,7 @@ class TestChanges:
 
     def test_a_task_that_vanishes_is_found(self) -> None:
         app = shop()
-        add(app, charge, name="shop.pay")
+        task_in(app, charge, name="shop.pay")
 
         (removed,) = key_snapshot.check(app, key_snapshot.read(snapshot()))
 

@@ -70,9 +70,8 @@ def meaning(value: Any) -> Any:
     if isinstance(value, Mapping):
         return "mapping", frozenset((meaning(k), meaning(v)) for k, v in value.items())
     if isinstance(value, (datetime, time)):
-        value = value.replace(
-            fold=0
-        )  # messages do not carry it, and Python ignores it when comparing
+        # Messages do not carry it, and Python ignores it when comparing.
+        value = value.replace(fold=0)
     # Not the value: 1 == True, 0.0 == -0.0, Decimal("1") == Decimal("1.0").
     return type(value), repr(value)
 
@@ -208,14 +207,6 @@ def test_enums_and_dataclasses_differ_from_plain_values() -> None:
         canonical(Point)
 
 
-def test_a_datetime_is_encoded_with_its_offset() -> None:
-    noon = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
-    elsewhere = noon.astimezone(timezone(timedelta(hours=1)))
-
-    assert len({canonical(noon), canonical(elsewhere), canonical(noon.replace(tzinfo=None))}) == 3
-    assert canonical(noon.date()) == canonical(date(2026, 1, 2)) != canonical("2026-01-02")
-
-
 @pytest.mark.parametrize(
     "wrap",
     [lambda inner: [inner], lambda inner: {"a": inner}, Point],
@@ -254,11 +245,8 @@ def test_a_value_that_cannot_be_read_is_rejected_and_its_error_not_quoted() -> N
     half = Point(1)
     del half.x
 
-    for value, error in (
-        (Unreadable(a=1), "RuntimeError"),
-        (released, "ValueError"),
-        (half, "AttributeError"),
-    ):
+    cases = {"RuntimeError": Unreadable(a=1), "ValueError": released, "AttributeError": half}
+    for error, value in cases.items():
         with pytest.raises(NotCanonicalError, match=rf"cannot be read \({error}\)") as caught:
             canonical([value])
         assert "secret" not in str(caught.value)

@@ -57,19 +57,14 @@ def test_an_argument_of_any_type_hides_no_other_one() -> None:
 
 NAMES, ORDER = ("order_id",), {"id": 1}
 SEVERAL, REST = "one or more of the arguments {} differ", "'amount', 'note', 'more'"
+ANOTHER_TYPE = "argument 'order_id' was of type int, and is of type str"
 ALL = SEVERAL.format(f"'order_id', {REST}")
 
 
 @pytest.mark.parametrize(
     ("key", "function", "first", "second", "text"),
     [
-        (
-            "{order_id}",
-            charge,
-            (42,),
-            ("42",),
-            "argument 'order_id' was of type int, and is of type str",
-        ),
+        ("{order_id}", charge, (42,), ("42",), ANOTHER_TYPE),
         (NAMES, charge, (1, 30), (1, 30, "note"), "argument 'note' was not passed"),
         # The only argument that the key leaves open, and several.
         (NAMES, pay, (1, 30), (1, 40), "argument 'amount' differs"),

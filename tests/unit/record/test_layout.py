@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
 from datetime import datetime, timezone
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -38,23 +39,17 @@ AT = datetime(2025, 11, 21, 12, 1, 0, 123000, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize(
-    ("letters", "state", "sending", "started", "deadline", "finished", "result"),
+    ("letters", "state", "sending", "times", "result"),  # started, deadline, finished
     [
-        (b"W", State.RESERVED, False, None, AT, None, None),
-        (b"BAba", State.STARTED, False, BEGUN, AT, None, None),
-        (b"VD", State.COMPLETED, False, BEGUN, None, AT, b"body!"),
-        (b"Tt", State.COMPLETED, True, BEGUN, None, None, b"body!"),
-        (b"EX", State.FAILED, False, BEGUN, None, AT, b"body!"),
+        (b"W", State.RESERVED, False, (None, AT, None), None),
+        (b"BAba", State.STARTED, False, (BEGUN, AT, None), None),
+        (b"VD", State.COMPLETED, False, (BEGUN, None, AT), b"body!"),
+        (b"Tt", State.COMPLETED, True, (BEGUN, None, None), b"body!"),
+        (b"EX", State.FAILED, False, (BEGUN, None, AT), b"body!"),
     ],
 )
 def test_the_letter_determines_the_state_its_times_and_whether_there_is_a_result(
-    letters: bytes,
-    state: State,
-    sending: bool,
-    started: datetime | None,
-    deadline: datetime | None,
-    finished: datetime | None,
-    result: bytes | None,
+    letters: bytes, state: State, sending: bool, times: Any, result: bytes | None
 ) -> None:
     for letter in letters:
         raw = raw_record(bytes([letter]), owner=b"12", body=b"body")
@@ -63,8 +58,8 @@ def test_the_letter_determines_the_state_its_times_and_whether_there_is_a_result
         assert (record.state, record.sending) == (state, sending)
         assert record.sending_until_ms == (record.at_ms if sending else 0)
         assert record.awaited == (12 if letter in b"WDX" else 0)
-        assert (record.started_at, record.deadline) == (started, deadline)
-        assert (record.finished_at, record.result) == (finished, result)
+        assert (record.started_at, record.deadline, record.finished_at) == times
+        assert record.result == result
         assert read(raw).result is None, "without a decoder"
 
 

@@ -15,7 +15,7 @@ from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, bind
 from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import KeyRuleError, SettingsError
-from tests.unit.conftest import add, shop
+from tests.unit.conftest import shop, task_in
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
@@ -198,7 +198,7 @@ def test_a_retry_cannot_change_the_explicit_key() -> None:
         with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
             for_retry(given, {"idempotency_key": "req-8"})
     with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
-        add(shop()).signature_from_request(Context(id=ID), headers={"idempotency_key": "req-8"})
+        task_in(shop()).signature_from_request(Context(id=ID), headers={"idempotency_key": "req-8"})
 
 
 class TestAnotherMessagesHeaders:

@@ -14,7 +14,7 @@ from celery_idempotent.core import shared_counters, worker
 from celery_idempotent.core.events import report
 from celery_idempotent.core.shared_counters import SharedCounters
 from celery_idempotent.core.task.receive.request import IdempotentRequest, request_class
-from tests.unit.conftest import add, shop
+from tests.unit.conftest import shop, task_in
 
 
 class OwnRequest(Request):
@@ -24,16 +24,16 @@ class OwnRequest(Request):
 class TestRequestClass:
     @pytest.mark.parametrize("own", [OwnRequest, f"{__name__}:OwnRequest"], ids=["class", "path"])
     def test_of_the_users_own_is_combined(self, own: object) -> None:
-        combined = request_class(add(shop(), Request=own))
+        combined = request_class(task_in(shop(), Request=own))
 
         assert combined.__mro__[:4] == (combined, IdempotentRequest, OwnRequest, Request)
-        assert request_class(add(shop(), Request=combined)) is combined
+        assert request_class(task_in(shop(), Request=combined)) is combined
 
     def test_is_ours_by_default(self) -> None:
-        assert request_class(add(shop())) is IdempotentRequest
+        assert request_class(task_in(shop())) is IdempotentRequest
 
     def test_that_cannot_be_combined_is_refused(self) -> None:
-        task = add(shop(), Request=object)
+        task = task_in(shop(), Request=object)
 
         with pytest.raises(ImproperlyConfigured, match="shop.charge: its Request, object, "):
             task.start_strategy(task.app, None)

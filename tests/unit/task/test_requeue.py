@@ -18,7 +18,7 @@ from celery_idempotent.core.task.publish.put_back import (
     longest_wait,
     seconds_until,
 )
-from tests.unit.conftest import add, shop
+from tests.unit.conftest import shop, task_in
 
 MINUTE = 60.0
 
@@ -27,7 +27,7 @@ def pause(
     deliveries: int | None = None, since: float = 0.0, app: Celery | None = None, **request: Any
 ) -> float:
     """Returns the pause for a message whose task began `since` seconds ago."""
-    task = add(app or shop("amqp://"))
+    task = task_in(app or shop("amqp://"))
     headers = {} if deliveries is None else {"x-delivery-count": deliveries}
     context = Context(headers=headers, **request)
     return RequeuePause(task, context, time.monotonic() - since)._seconds
@@ -51,7 +51,7 @@ def test_the_pause_ends_well_before_the_visibility_timeout() -> None:
 
 
 def test_a_soft_time_limit_ends_the_pause() -> None:
-    requeue_pause = RequeuePause(add(shop("amqp://")), Context(), time.monotonic())
+    requeue_pause = RequeuePause(task_in(shop("amqp://")), Context(), time.monotonic())
 
     assert not requeue_pause.wait(SoftTimeLimitExceeded())
 
