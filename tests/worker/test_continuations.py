@@ -21,12 +21,7 @@ from redis import Redis
 from celery_idempotent import ResultNotStoredError, State
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import (
-    follow_up,
-    hand_over,
-    hand_over_badly,
-    report,
-)
+from tests.worker.canvas_tasks import follow_up, hand_over, hand_over_badly, report
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, final, pack

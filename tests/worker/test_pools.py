@@ -17,15 +17,7 @@ from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.harness import BYPASSED, Shop, check_duplicates
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import (
-    catching,
-    give,
-    pack,
-    running,
-    short_lease,
-    short_turn,
-    try_later,
-)
+from tests.worker.tasks import catching, give, pack, running, short_lease, short_turn, try_later
 
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 

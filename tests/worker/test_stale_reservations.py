@@ -14,10 +14,7 @@ from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.tasks import in_turn, pack
 
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.parametrize("task", [pack, in_turn]),
-]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.parametrize("task", [pack, in_turn])]
 
 
 @pytest.fixture(scope="module")
