@@ -22,7 +22,7 @@ from celery.worker.request import Request
 import celery_idempotent
 from celery_idempotent import IdempotentTask
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import RecordHarness
+from tests.store.record_harness import Harness
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
@@ -102,10 +102,10 @@ class Deliveries:
         return End("failure", error)
 
 
-def record_of(task: IdempotentTask, *args: Any) -> RecordHarness:
+def record_of(task: IdempotentTask, *args: Any) -> Harness:
     """The record of a call."""
     store = task.idempotency_configuration.executor.store
-    return RecordHarness(store, store.client, task.idempotency_key_of(*args))
+    return Harness(store, store.client, task.idempotency_key_of(*args))
 
 
 def begin_elsewhere(task: IdempotentTask, order: str) -> int:
@@ -164,6 +164,7 @@ FUSED = ["EVALSHA", "EVALSHA"]
 BY_CELERY = [*FUSED, "GET", "MULTI", "SETEX", "PUBLISH", "EXEC"]
 
 Offer = Callable[..., Deliveries]
+Make = Callable[..., IdempotentTask]
 
 
 def pay(self: Any, order: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from kombu.exceptions import OperationalError
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
 from celery_idempotent.core.task.publish.put_back import seconds_until
-from tests.flow.deliveries import Deliveries, End, Offer, record_of
-
-Make = Callable[..., IdempotentTask]
+from tests.flow.deliveries import Deliveries, End, Make, Offer, record_of
 
 
 def never(task: IdempotentTask) -> None:

@@ -10,9 +10,9 @@ import pytest
 from cryptography.fernet import Fernet
 
 from celery_idempotent import CorruptRecordError, IdempotentTask
+from tests.flow.deliveries import Make
 from tests.servers.redis_server import RedisServer
 
-Make = Callable[..., IdempotentTask]
 Stored = Callable[[], bytes]
 
 SECRET = "VISA-1111-1111-1111"

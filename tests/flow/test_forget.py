@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from celery_idempotent import TASK_ID, ConflictError, IdempotentTask
+from celery_idempotent import TASK_ID, ConflictError
 from celery_idempotent.testing import IsolatedRecords
-
-Make = Callable[..., IdempotentTask]
+from tests.flow.deliveries import Make
 
 
 def run(self: Any, order: str, force: bool = True) -> str:

@@ -18,9 +18,7 @@ from celery_idempotent import (
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.testing import IsolatedRecords
-from tests.flow.deliveries import Offer, begin_elsewhere
-
-Make = Callable[..., IdempotentTask]
+from tests.flow.deliveries import Make, Offer, begin_elsewhere
 
 LARGE = "x" * 2000
 

@@ -21,12 +21,10 @@ from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.task.publish import kept_message
 from celery_idempotent.testing import IsolatedRecords
-from tests.flow.deliveries import Offer, begin_elsewhere, record_of
+from tests.flow.deliveries import Make, Offer, begin_elsewhere, record_of
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import SECOND
 from tests.waiting import eventually
-
-Make = Callable[..., IdempotentTask]
 
 
 def lose_to_one_that_ends(task: IdempotentTask, order: str, idempotency: IsolatedRecords) -> None:

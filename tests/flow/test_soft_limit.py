@@ -15,10 +15,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import ConflictError, IdempotentTask, State
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
+from tests.flow.deliveries import Deliveries, End, Make, SignalAtLine, begin_elsewhere
 from tests.servers.redis_server import RedisServer
-
-Make = Callable[..., IdempotentTask]
 
 
 @pytest.fixture(autouse=True)

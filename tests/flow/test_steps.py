@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,7 @@ import pytest
 
 from celery_idempotent import IdempotencyError, IdempotentTask
 from celery_idempotent.errors import SettingsError
-
-Make = Callable[..., IdempotentTask]
+from tests.flow.deliveries import Make
 
 
 def test_a_name_that_repeats_in_an_execution_is_refused(task: Make) -> None:

@@ -14,10 +14,9 @@ from celery.utils.dispatch import Signal
 from celery_idempotent import ConflictError, IdempotentTask, State, StoreUnavailableError, signals
 from celery_idempotent.core.store import scripts
 from tests.faults.proxy import Proxy
+from tests.flow.deliveries import Make
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
-
-Make = Callable[..., IdempotentTask]
 
 # The lease has expired before the process reads the reply that grants it.
 

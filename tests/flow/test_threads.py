@@ -16,9 +16,8 @@ from celery import Celery
 
 from celery_idempotent import IdempotencyError, IdempotentTask
 from celery_idempotent.core.flow.execution import Execution
-from tests.flow.deliveries import Deliveries
+from tests.flow.deliveries import Deliveries, Make
 
-Make = Callable[..., IdempotentTask]
 Look = Callable[[], Execution]
 
 

@@ -14,7 +14,7 @@ from celery_idempotent import Idempotency, IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from tests.apps import close
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import RecordHarness
+from tests.store.record_harness import Harness
 
 #: Of leases, reservations and retentions that do not end: fifty years.
 LONG_MS = 50 * 365 * 86_400_000
@@ -93,11 +93,11 @@ class Shop:
         """Calls a task for order 1 in this process, and returns its result."""
         return self.tasks[name].apply(("1", amount), throw=True, **options).get()
 
-    def record(self, name: str) -> RecordHarness:
+    def record(self, name: str) -> Harness:
         """Returns the record of a call for order 1, with its transitions."""
         task = self.tasks[name]
         store = task.idempotency_configuration.executor.store
-        return RecordHarness(store, self.redis, task.idempotency_key_of("1", 500))
+        return Harness(store, self.redis, task.idempotency_key_of("1", 500))
 
     def take(self) -> dict[str, Any]:
         """Returns everything that is stored, and removes it."""

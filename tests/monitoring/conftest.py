@@ -23,7 +23,7 @@ from celery_idempotent.dashboard.index import RecordIndex
 from tests.apps import close, run_command
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import RecordHarness
+from tests.store.record_harness import Harness
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ class Shop:
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
         """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""
         key: Key = task.idempotency_key_of(*args)
-        harness = RecordHarness(task.idempotency_configuration.executor.store, self.client, key)
+        harness = Harness(task.idempotency_configuration.executor.store, self.client, key)
         whose: dict[str, Any] = {"task_id": f"task-of-{key.digest}", "worker": "celery@here/4711"}
         for _ in range(attempt):
             harness.abandon(**whose)

@@ -16,7 +16,7 @@ from celery_idempotent.operations.records.reader import RecordView
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import FIRST, SECOND, SHORT_MS, RecordHarness, Turn
+from tests.store.record_harness import FIRST, SECOND, SHORT_MS, Harness, Turn
 from tests.waiting import eventually
 
 
@@ -51,7 +51,7 @@ class Feed:
         self.task = app.tasks[name]
         self.key = self.task.idempotency_key_of("news")
         self.store = self.task.idempotency_configuration.executor.store
-        self.harness = RecordHarness(self.store, client, self.key)
+        self.harness = Harness(self.store, client, self.key)
         self.turn = Turn(self.harness, waits=name == "collapsed")
 
     def predict(self, *, full: bool = False) -> Prediction:
@@ -107,7 +107,7 @@ def test_in_a_burst(app: Celery, client: Redis) -> None:
 
 def test_show_names_the_waiting_message(shop: Shop) -> None:
     key = shop.charge.idempotency_key_of(42, 999)
-    turn = Turn(RecordHarness(shop.store, shop.client, key), waits=True)
+    turn = Turn(Harness(shop.store, shop.client, key), waits=True)
     turn.first.started()
     assert "next" not in shop.celery("show", "shop.charge", "[42, 999]")
 

@@ -19,8 +19,16 @@ from celery_idempotent.sql.outcomes import Claim, Statements
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
-from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, effects, output_of, run_module
-from tests.store.record_harness import RecordHarness
+from tests.sql.databases import (
+    KINDS,
+    LIBRARIES,
+    CreateDatabase,
+    TestDatabase,
+    effects,
+    output_of,
+    run_module,
+)
+from tests.store.record_harness import Harness
 
 
 class Shop:
@@ -49,7 +57,7 @@ def forget_records(idem: Idempotency) -> None:
 
 def poison(executor: Executor, key: Key) -> None:
     """Poisons `key`: it may have one execution, which dies."""
-    record = RecordHarness(executor.store, executor.store.client, key)
+    record = Harness(executor.store, executor.store.client, key)
     record.forget()
     token = record.started(task_id="dead").token
     assert record.execute(commands.poison(key, token, 60_000)).case == "ok"
@@ -107,7 +115,7 @@ def mariadb() -> Iterator[SQLServer]:
 @pytest.fixture(scope="session")
 def create_database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., TestDatabase]:
+) -> CreateDatabase:
     """``create_database("postgresql", "django")``; the kind "pgbouncer" is PostgreSQL behind it."""
 
     def create(kind: str, library: str = "sqlalchemy") -> TestDatabase:
@@ -159,18 +167,14 @@ LIBRARIES_AND_KINDS = [
 
 
 @pytest.fixture(scope="module")
-def database(
-    request: pytest.FixtureRequest, create_database: Callable[..., TestDatabase]
-) -> TestDatabase:
+def database(request: pytest.FixtureRequest, create_database: CreateDatabase) -> TestDatabase:
     """A database of the kind in the parameter, see `each_kind`."""
     return create_database(request.param)
 
 
 @pytest.fixture(scope="module")
 def start_shop(
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-    tmp_path_factory: pytest.TempPathFactory,
+    server: RedisServer, create_database: CreateDatabase, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., harness.Shop]:
     """``start_shop("django", "postgresql")``: workers, and a database of their own."""
 
@@ -183,9 +187,7 @@ def start_shop(
 
 @pytest.fixture(scope="module")
 def calls(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
+    request: pytest.FixtureRequest, server: RedisServer, create_database: CreateDatabase
 ) -> dict[str, Any]:
     """The output of the module that the test names in `CALLS`, with this kind of database."""
     database = create_database(request.param, "django")

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,9 @@ class TestDatabase:
         with self.engine.connect() as connection:
             query = outcomes.select().where(outcomes.c.record_key == key)
             return list(connection.execute(query))
+
+
+CreateDatabase = Callable[..., TestDatabase]
 
 
 def run_module(module: str, *arguments: str, cwd: Path = REPOSITORY, **environment: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,6 @@ class Shop:
         end_workers(self.workers)
         close(self.app)
         print(self.logs())
+
+
+StartShop = Callable[..., Shop]

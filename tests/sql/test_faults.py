@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import SQLServer
 from tests.sql.conftest import LIBRARIES_AND_KINDS
-from tests.sql.databases import TestDatabase, effects
+from tests.sql.databases import CreateDatabase, TestDatabase, effects
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
@@ -49,7 +49,7 @@ def shop(
     where: tuple[str, str],
     server: RedisServer,
     proxy: Proxy,
-    create_database: Callable[..., TestDatabase],
+    create_database: CreateDatabase,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Shop]:
     library, kind = where

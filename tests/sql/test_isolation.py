@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -17,7 +16,7 @@ from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
 from tests.sql.conftest import case
-from tests.sql.databases import TestDatabase, effects, new_engine
+from tests.sql.databases import CreateDatabase, effects, new_engine
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 KEYS, CALLS_PER_KEY = 6, 3
@@ -36,9 +35,7 @@ POOLED = {"connect_args": {"prepare_threshold": None}}
         case("pgbouncer", LEVELS[0]),
     ],
 )
-def test_calls_that_update_one_row(
-    create_database: Callable[..., TestDatabase], where: tuple[str, str]
-) -> None:
+def test_calls_that_update_one_row(create_database: CreateDatabase, where: tuple[str, str]) -> None:
     kind, level = where
     database = create_database(kind)
     options = {"isolation_level": level} if kind != "pgbouncer" else POOLED
@@ -92,9 +89,7 @@ def test_calls_that_update_one_row(
 
 @pytest.mark.postgresql
 @pytest.mark.pgbouncer
-def test_no_setting_of_a_session_remains(
-    create_database: Callable[..., TestDatabase], order: str
-) -> None:
+def test_no_setting_of_a_session_remains(create_database: CreateDatabase, order: str) -> None:
     """The claim after an unknown commit limits its wait, and a purge sets its isolation."""
     pooled = create_database("pgbouncer")
     name, level = make_url(pooled.url).database, "repeatable read"

@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 
 from celery_idempotent import PoisonedTaskError
 from tests.sql.conftest import LIBRARIES_AND_KINDS, case, run_celery
-from tests.sql.harness import Shop
+from tests.sql.harness import Shop, StartShop
 from tests.sql.shop import POINTS, breakpoint_of
 from tests.waiting import SOON, eventually
 
@@ -32,7 +32,7 @@ postgresql = pytest.mark.parametrize("shop", [case("sqlalchemy", "postgresql")],
 
 
 @pytest.fixture(scope="module")
-def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, start_shop: StartShop) -> Iterator[Shop]:
     with start_shop(*request.param) as shop:
         yield shop
 

@@ -16,7 +16,7 @@ from celery_idempotent import Idempotency, IdempotentTask, TransactionError
 from tests.flow.deliveries import Deliveries
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
-from tests.sql.databases import TestDatabase, effects
+from tests.sql.databases import CreateDatabase, TestDatabase, effects
 
 pytestmark = each_kind_in_full
 
@@ -112,11 +112,7 @@ class TestPlainCalls:
         assert database.effects(f"book {order[:8]}") == 1
 
     def test_another_database_keeps_its_own(
-        self,
-        new_shop: NewShop,
-        database: TestDatabase,
-        create_database: Callable[..., TestDatabase],
-        order: str,
+        self, new_shop: NewShop, database: TestDatabase, create_database: CreateDatabase, order: str
     ) -> None:
         other = create_database(database.kind)
         shop = new_shop(database.engine, other.engine)

@@ -22,7 +22,7 @@ from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.test_purge import insert_rows
-from tests.store.record_harness import RecordHarness
+from tests.store.record_harness import Harness
 from tests.waiting import SOON, eventually
 
 pytestmark = each_kind_in_full
@@ -108,7 +108,7 @@ def test_explain_predicts_by_the_row(shop: Shop, order: str) -> None:
     explained = partial(shop.json, "explain", *call)
     assert (explained()["prediction"]["case"], "sql_outcome" in explained()) == ("run", False)
     shop.charge.apply((order,), task_id="first-id")
-    harness = RecordHarness(shop.executor.store, shop.executor.store.client, shop.key(order))
+    harness = Harness(shop.executor.store, shop.executor.store.client, shop.key(order))
     for state in ("no record", "an expired lease"):
         shop.forget_record(order)
         if state != "no record":

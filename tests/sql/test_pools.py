@@ -5,13 +5,13 @@ It does not block other calls, in pools of greenlets either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import case
-from tests.sql.harness import Shop
+from tests.sql.harness import Shop, StartShop
 from tests.waiting import SOON, eventually
 
 pytestmark = [
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, start_shop: StartShop) -> Iterator[Shop]:
     library, pool, kind = request.param
     with start_shop(library, kind, options=[("--pool", pool)]) as shop:
         yield shop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import sqlalchemy as sa
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full, run_celery
-from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase, run_module
+from tests.sql.databases import LIBRARIES, REPOSITORY, CreateDatabase, TestDatabase, run_module
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, each_kind_in_full]
 
@@ -55,7 +54,7 @@ def test_alembic_generates_the_migration(database: TestDatabase, tmp_path: Path)
 
 
 def test_a_worker_without_the_table_exits_with_the_remedy(
-    server: RedisServer, database: TestDatabase, create_database: Callable[..., TestDatabase]
+    server: RedisServer, database: TestDatabase, create_database: CreateDatabase
 ) -> None:
     empty = create_database(database.kind)
     metadata.drop_all(empty.engine)

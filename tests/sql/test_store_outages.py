@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.servers.redis_server import RedisServer
-from tests.sql.harness import Shop
+from tests.sql.harness import Shop, StartShop
 from tests.waiting import SOON, eventually
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.postgresql]
@@ -27,7 +27,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
 @pytest.fixture(scope="module")
-def shop_with(start_shop: Callable[..., Shop]) -> Callable[..., Shop]:
+def shop_with(start_shop: StartShop) -> StartShop:
     """Starts the workers of a shop with the settings of its store."""
     options: dict[str, Any] = {"lease": LEASE, "concurrency": 2 + DUPLICATES, **SETTINGS}
     return partial(start_shop, "sqlalchemy", "postgresql", **options)
@@ -50,7 +50,7 @@ class TestUnavailable:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def shop(cls, shop_with: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+    def shop(cls, shop_with: StartShop, store: RedisServer) -> Iterator[Shop]:
         with shop_with(idempotency_redis_url=store.url) as shop:
             yield shop
 
@@ -91,7 +91,7 @@ class TestUnavailable:
         shop.assert_charged_once(order, first, *calls)
 
 
-def test_a_failover_to_an_empty_replica(shop_with: Callable[..., Shop], order: str) -> None:
+def test_a_failover_to_an_empty_replica(shop_with: StartShop, order: str) -> None:
     with SentinelServers.start() as sentinels:
         store = {
             "idempotency_redis_url": sentinels.url,

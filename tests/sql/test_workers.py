@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import exhaustive_except
 from tests.sql.conftest import case
-from tests.sql.harness import Shop
+from tests.sql.harness import Shop, StartShop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
 
@@ -28,7 +28,7 @@ FIRST_QUEUE = "first"
 
 
 @pytest.fixture(scope="module")
-def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, start_shop: StartShop) -> Iterator[Shop]:
     options = (("--queues", FIRST_QUEUE), ("--queues", "celery"))
     with start_shop(*request.param, lease=LEASE, workers=2, concurrency=3, options=options) as shop:
         yield shop

@@ -17,7 +17,7 @@ from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.deployments import Choice, Site
-from tests.store.record_harness import RecordHarness, clear, close_stores, store_at
+from tests.store.record_harness import Harness, clear, close_stores, store_at
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -75,12 +75,12 @@ def client(connection: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def harness(site: Site, client: Any) -> RecordHarness:
+def harness(site: Site, client: Any) -> Harness:
     """One key without a record."""
-    return RecordHarness(store_at(**site.how), client)
+    return Harness(store_at(**site.how), client)
 
 
 @pytest.fixture
-def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
+def proxied(proxy: Proxy, client: redis.Redis) -> Harness:
     """One key without a record, through `proxy`."""
-    return RecordHarness(store_at(proxy.url), client)
+    return Harness(store_at(proxy.url), client)

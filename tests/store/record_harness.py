@@ -149,7 +149,7 @@ def begin(key: Key = KEY, **options: Any) -> Command:
     return commands.begin(key, **(defaults | options))
 
 
-class RecordHarness:
+class Harness:
     """The record of `key`, through `store` and directly through `client`."""
 
     def __init__(self, store: RecordStore, client: Any, key: Key = KEY) -> None:
@@ -343,13 +343,13 @@ class RecordHarness:
 
 
 #: Calls that change the record of a running execution, which has this token.
-CALLS: dict[str, Callable[[RecordHarness, int], RecordReply]] = {
+CALLS: dict[str, Callable[[Harness, int], RecordReply]] = {
     "begin": lambda harness, token: harness.begin(task_id=SECOND),
-    "extend": RecordHarness.extend,
-    "save_step": RecordHarness.save_step,
-    "complete": RecordHarness.complete,
-    "fail": RecordHarness.fail,
-    "release": RecordHarness.release,
+    "extend": Harness.extend,
+    "save_step": Harness.save_step,
+    "complete": Harness.complete,
+    "fail": Harness.fail,
+    "release": Harness.release,
     "hold": lambda harness, token: harness.release(token, HOLD_MS),
     "abandon": lambda harness, token: harness.abandon(),
     "reserve": lambda harness, token: harness.reserve(),
@@ -357,10 +357,10 @@ CALLS: dict[str, Callable[[RecordHarness, int], RecordReply]] = {
 }
 
 
-class Message(RecordHarness):
+class Message(Harness):
     """The record of one message, and the transitions with its task id."""
 
-    def __init__(self, turn: RecordHarness, task_id: str, *, waits: bool) -> None:
+    def __init__(self, turn: Harness, task_id: str, *, waits: bool) -> None:
         super().__init__(turn.store, turn.client, turn.key.of_message(task_id))
         self.task_id = task_id
         self._waits = waits
@@ -384,7 +384,7 @@ class Message(RecordHarness):
 class Turn:
     """A key that may run again, and three messages that want it."""
 
-    def __init__(self, turn: RecordHarness, *, waits: bool = False) -> None:
+    def __init__(self, turn: Harness, *, waits: bool = False) -> None:
         self.harness = turn
         self.first, self.second, self.third = (
             Message(turn, task_id, waits=waits) for task_id in (FIRST, SECOND, THIRD)
@@ -399,7 +399,7 @@ class Turn:
 class Holder:
     """An execution of `key` and its lease."""
 
-    def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = RENEWED_MS) -> None:
+    def __init__(self, harness: Harness, key: Key, lease_ms: int = RENEWED_MS) -> None:
         self.harness = harness
         sent_at = lease_now()
         begun = harness.started(key=key, lease_ms=lease_ms)
@@ -431,7 +431,7 @@ class Holder:
 
 
 @contextmanager
-def narrow_user(harness: RecordHarness, url: str, **rights: Any) -> Iterator[str]:
+def narrow_user(harness: Harness, url: str, **rights: Any) -> Iterator[str]:
     """Yields the URL of a user with these rights only."""
     harness.client.acl_setuser(
         "narrow", enabled=True, passwords=["+secret"], commands=["+@all"], **rights
@@ -448,10 +448,10 @@ def keys(number: int) -> list[Key]:
     return [Key("shop.charge", f"{each:022}") for each in range(number)]
 
 
-def deadline(harness: RecordHarness, key: Key) -> int:
+def deadline(harness: Harness, key: Key) -> int:
     record = run_sync(harness.store.get(key))
     return record.at_ms
 
 
-def await_later_deadline(harness: RecordHarness, key: Key, than: int) -> None:
+def await_later_deadline(harness: Harness, key: Key, than: int) -> None:
     eventually(lambda: deadline(harness, key) > than)

@@ -16,7 +16,7 @@ from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from tests.store import deployments
-from tests.store.record_harness import FIRST, RecordHarness, raw_record
+from tests.store.record_harness import FIRST, Harness, raw_record
 
 NAMES = ("begin", "extend", "settle", "abandon", "queue", "forget")
 
@@ -28,14 +28,14 @@ steady = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 
-GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
+GIVEN: dict[str, Callable[[Harness], Any]] = {
     "absent": lambda harness: None,
-    "started": RecordHarness.started,
+    "started": Harness.started,
     "with-a-step": lambda harness: harness.save_step(harness.started().token),
     "lapsed": lambda harness: harness.started(lease_ms=1),
-    "reserved": RecordHarness.reserved,
-    "completed": RecordHarness.completed,
-    "failed": RecordHarness.failed,
+    "reserved": Harness.reserved,
+    "completed": Harness.completed,
+    "failed": Harness.failed,
     "damaged": lambda harness: harness.put(b"A cut short"),
     "of-the-layout-before": lambda harness: harness.put(raw_record(b"S")),
     "a-turn": lambda harness: harness.put(bytes([6]) * 7 + b"another"),
@@ -59,7 +59,7 @@ awkward = st.one_of(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_arguments_give_a_listed_reply_or_an_error_and_every_record_expires(
-    harness: RecordHarness, name: str
+    harness: Harness, name: str
 ) -> None:
     script = scripts.load(name)
     of_kind = {"record": harness.name, "slot": harness.store.config.slot_name(harness.key)}
@@ -95,7 +95,7 @@ class TestThroughTheStore:
     """Arguments of callers, written by Lua and read by Python."""
 
     def test_a_task_id_that_is_too_long_is_rejected_before_it_is_sent(
-        self, harness: RecordHarness
+        self, harness: Harness
     ) -> None:
         for act in (
             lambda: harness.begin(task_id="x" * 65_535),
@@ -109,7 +109,7 @@ class TestThroughTheStore:
 
     @pytest.mark.parametrize("lease_ms", [0, -1, -(10**20), 10**20, 2**63])
     def test_a_duration_that_redis_rejects_changes_nothing(
-        self, harness: RecordHarness, lease_ms: int
+        self, harness: Harness, lease_ms: int
     ) -> None:
         before = harness.started()
 
@@ -125,7 +125,7 @@ class TestThroughTheStore:
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("site", deployments.params(deployments.PLAIN[0]), indirect=True)
-    def test_a_result_of_sixty_four_megabytes_is_stored(self, harness: RecordHarness) -> None:
+    def test_a_result_of_sixty_four_megabytes_is_stored(self, harness: Harness) -> None:
         large = os.urandom(1024) * 64 * 1024
 
         harness.complete(harness.started().token, Payload("json", large))

@@ -21,7 +21,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import KEY, LEASE_MS, RETENTION_MS, RecordHarness, begin, store_at
+from tests.store.record_harness import KEY, LEASE_MS, RETENTION_MS, Harness, begin, store_at
 
 #: The other files test the scripts on every kind of server.
 pytestmark = pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def run_story(story: Story, url: str, **config: Any) -> Any:
 
 
 def test_a_command_whose_reply_is_lost_is_resent(
-    proxied: RecordHarness, proxy: Proxy, server: RedisServer
+    proxied: Harness, proxy: Proxy, server: RedisServer
 ) -> None:
     async def run(store: RecordStore) -> str:
         await store.execute(begin())  # loads the script
@@ -79,7 +79,7 @@ def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) 
 
 
 def test_any_number_of_tasks_can_send_commands_concurrently(
-    harness: RecordHarness, server: RedisServer
+    harness: Harness, server: RedisServer
 ) -> None:
     before = harness.client.info("clients")["connected_clients"]
 
@@ -94,7 +94,7 @@ def test_any_number_of_tasks_can_send_commands_concurrently(
     assert {reply.case for reply in run_story(run, server.url, timeout=10.0)} == {"lost"}
 
 
-def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServer) -> None:
+def test_too_few_replicas_are_an_error(harness: Harness, server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
         with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
             await store.execute(begin())

@@ -14,7 +14,7 @@ from celery_idempotent.core.store.node import PROBE_TIMEOUT, THRESHOLD
 from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import RecordHarness, RecordReply, store_at
+from tests.store.record_harness import Harness, RecordReply, store_at
 
 #: Longer than a test, which moves the clock before each probe.
 FOR_EVER = 3600.0
@@ -46,22 +46,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def harness(server: RedisServer, clock: Clock) -> Iterator[RecordHarness]:
+def harness(server: RedisServer, clock: Clock) -> Iterator[Harness]:
     """A store whose breaker opens at the second failure and probes after an hour."""
     store = store_at(server.url, timeout=TIMEOUT)
     run_sync(store.ping())
-    yield RecordHarness(store, server.client())
+    yield Harness(store, server.client())
     server.resume()
 
 
-def open_the_breaker(harness: RecordHarness) -> None:
+def open_the_breaker(harness: Harness) -> None:
     for _ in range(THRESHOLD):
         with pytest.raises(StoreUnavailableError):
             harness.begin()
     assert harness.store.node.breaker.open
 
 
-def fail_at_once(harness: RecordHarness) -> float:
+def fail_at_once(harness: Harness) -> float:
     """Return the seconds of a call that fails because the breaker is open."""
     began_at = time.perf_counter()
     with pytest.raises(StoreUnavailableError, match="the next attempt is in"):
@@ -69,9 +69,9 @@ def fail_at_once(harness: RecordHarness) -> float:
     return time.perf_counter() - began_at
 
 
-@pytest.mark.parametrize("by", [RecordHarness.extend, RecordHarness.complete])
+@pytest.mark.parametrize("by", [Harness.extend, Harness.complete])
 def test_a_heartbeat_and_an_outcome_find_the_server_before_the_delay_ends(
-    harness: RecordHarness, server: RedisServer, by: Callable[..., RecordReply]
+    harness: Harness, server: RedisServer, by: Callable[..., RecordReply]
 ) -> None:
     server.kill()
     open_the_breaker(harness)
@@ -83,10 +83,10 @@ def test_a_heartbeat_and_an_outcome_find_the_server_before_the_delay_ends(
 
 
 def test_a_frozen_server_costs_one_probe_after_each_delay(
-    harness: RecordHarness, server: RedisServer, clock: Clock
+    harness: Harness, server: RedisServer, clock: Clock
 ) -> None:
     with Proxy(server.url) as proxy:
-        behind = RecordHarness(store_at(proxy.url, timeout=0.2), harness.client)
+        behind = Harness(store_at(proxy.url, timeout=0.2), harness.client)
         server.pause()
         open_the_breaker(behind)
         requests = len(proxy.requests)
@@ -104,7 +104,7 @@ def test_a_frozen_server_costs_one_probe_after_each_delay(
 
 
 def test_a_probe_without_a_descriptor_fails_as_without_a_reply(
-    server: RedisServer, harness: RecordHarness, clock: Clock
+    server: RedisServer, harness: Harness, clock: Clock
 ) -> None:
     server.kill()
     open_the_breaker(harness)

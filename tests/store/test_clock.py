@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import LEASE_MS, SECOND, RecordHarness, close_stores, store_at
+from tests.store.record_harness import LEASE_MS, SECOND, Harness, close_stores, store_at
 
 pytestmark = pytest.mark.clock
 
@@ -22,14 +22,14 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def harness(server: RedisServer) -> Iterator[RecordHarness]:
+def harness(server: RedisServer) -> Iterator[Harness]:
     with server.client() as client:
-        yield RecordHarness(store_at(server.url), client)
+        yield Harness(store_at(server.url), client)
         close_stores()
 
 
 def test_forward_a_lease_expires_and_its_holder_is_refused_after_a_takeover(
-    harness: RecordHarness, server: RedisServer
+    harness: Harness, server: RedisServer
 ) -> None:
     first = harness.started()
     assert harness.begin(task_id=SECOND).case == "held"
@@ -46,7 +46,7 @@ def test_forward_a_lease_expires_and_its_holder_is_refused_after_a_takeover(
     assert harness.complete(second.token).case == "ok"
 
 
-def test_backward_tokens_still_grow(harness: RecordHarness, server: RedisServer) -> None:
+def test_backward_tokens_still_grow(harness: Harness, server: RedisServer) -> None:
     first = harness.started()
     harness.abandon()
     server.step_clock(-HOUR)

@@ -21,7 +21,7 @@ from tests.servers.groups import ClusterServers, SlotMove
 from tests.servers.program import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site
-from tests.store.record_harness import LEASE_MS, RETENTION_MS, SECOND, RecordHarness, store_at
+from tests.store.record_harness import LEASE_MS, RETENTION_MS, SECOND, Harness, store_at
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("site", deployments.params(deployments.CLUSTER), indirect=True)
@@ -36,7 +36,7 @@ def cluster(site: Site) -> Iterator[ClusterServers]:
 
 
 @pytest.fixture
-def moving(harness: RecordHarness, cluster: ClusterServers) -> Iterator[SlotMove]:
+def moving(harness: Harness, cluster: ClusterServers) -> Iterator[SlotMove]:
     """The slot of the key is being migrated; its record has not been moved."""
     with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
         yield moving
@@ -44,7 +44,7 @@ def moving(harness: RecordHarness, cluster: ClusterServers) -> Iterator[SlotMove
 
 @pytest.mark.exhaustive
 def test_a_store_that_sends_commands_during_a_failover_recovers(
-    harness: RecordHarness, cluster: ClusterServers
+    harness: Harness, cluster: ClusterServers
 ) -> None:
     token = harness.started().token
     master, successor = cluster.master_of(harness.name), cluster.replica_of(harness.name)
@@ -65,7 +65,7 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
 
 
 @pytest.mark.exhaustive
-def test_a_key_begins_at_the_new_master(harness: RecordHarness, cluster: ClusterServers) -> None:
+def test_a_key_begins_at_the_new_master(harness: Harness, cluster: ClusterServers) -> None:
     """The circuit breaker of the failed master keeps no one from its successor."""
     harness.started()
     cluster.master_of(harness.name).kill()
@@ -84,7 +84,7 @@ def test_a_key_begins_at_the_new_master(harness: RecordHarness, cluster: Cluster
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
 def test_a_hanging_node_does_not_fail_the_calls_of_others(
-    site: Site, harness: RecordHarness, cluster: ClusterServers, is_async: bool
+    site: Site, harness: Harness, cluster: ClusterServers, is_async: bool
 ) -> None:
     store = RecordStore(StoreConfig(**site.how, timeout=1), repr, is_async=is_async)
     master = cluster.master_of(harness.name)
@@ -116,7 +116,7 @@ def test_a_hanging_node_does_not_fail_the_calls_of_others(
 
 class TestSlotMigration:
     def test_an_execution_completes_at_the_node_that_its_record_was_moved_to(
-        self, harness: RecordHarness, cluster: ClusterServers
+        self, harness: Harness, cluster: ClusterServers
     ) -> None:
         token = harness.started().token
         with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
@@ -130,7 +130,7 @@ class TestSlotMigration:
         assert harness.begin(task_id=SECOND).case == "finished"
 
     def test_a_new_key_begins_at_the_new_node_during_the_migration(
-        self, harness: RecordHarness, cluster: ClusterServers, moving: SlotMove
+        self, harness: Harness, cluster: ClusterServers, moving: SlotMove
     ) -> None:
         token = harness.started().token
 
@@ -141,7 +141,7 @@ class TestSlotMigration:
             assert client.get(harness.name) == harness.raw
 
     def test_a_heartbeat_extends_leases_on_both_nodes(
-        self, harness: RecordHarness, cluster: ClusterServers
+        self, harness: Harness, cluster: ClusterServers
     ) -> None:
         keys = [Key("shop.charge", f"{number:022}") for number in range(10)]
         leases = [
@@ -162,9 +162,9 @@ class TestSlotMigration:
 
 
 def test_a_begin_returns_when_the_replica_has_it(
-    harness: RecordHarness, site: Site, cluster: ClusterServers
+    harness: Harness, site: Site, cluster: ClusterServers
 ) -> None:
-    careful = RecordHarness(store_at(**site.how, wait_replicas=1), harness.client)
+    careful = Harness(store_at(**site.how, wait_replicas=1), harness.client)
     careful.completed()
     careful.forget()
     replica = cluster.replica_of(harness.name)

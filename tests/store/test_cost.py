@@ -11,13 +11,13 @@ from celery_idempotent.core.record import Payload
 from celery_idempotent.core.store import run_sync
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import CALLS, RecordHarness, Turn
+from tests.store.record_harness import CALLS, Harness, Turn
 
 VALUE = "x" * 98  # 100 bytes as JSON
 
 
 def test_a_completed_record_uses_less_memory_than_celerys_result(
-    harness: RecordHarness, server: RedisServer
+    harness: Harness, server: RedisServer
 ) -> None:
     app = Celery("shop", backend=server.url, set_as_current=False)
     task_id = str(uuid4())
@@ -33,14 +33,14 @@ def test_a_completed_record_uses_less_memory_than_celerys_result(
     assert ours < theirs
 
 
-def test_a_running_record_uses_no_more_memory_than_a_small_result(harness: RecordHarness) -> None:
+def test_a_running_record_uses_no_more_memory_than_a_small_result(harness: Harness) -> None:
     harness.started()
 
     assert 0 < (harness.client.memory_usage(harness.name) or 0) <= 300
 
 
 @pytest.mark.parametrize("call", [*CALLS, "get"])
-def test_each_call_is_one_round_trip(proxied: RecordHarness, proxy: Proxy, call: str) -> None:
+def test_each_call_is_one_round_trip(proxied: Harness, proxy: Proxy, call: str) -> None:
     def send(token: int) -> object:
         if call == "get":
             return run_sync(proxied.store.get(proxied.key))
@@ -56,7 +56,7 @@ def test_each_call_is_one_round_trip(proxied: RecordHarness, proxy: Proxy, call:
     assert len(proxy.requests) - before == 1
 
 
-def test_a_key_that_may_run_again_uses_memory_for_each_message(harness: RecordHarness) -> None:
+def test_a_key_that_may_run_again_uses_memory_for_each_message(harness: Harness) -> None:
     turn = Turn(harness)
     turn.first.completed()
 

@@ -13,7 +13,7 @@ from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site
-from tests.store.record_harness import SECOND, RecordHarness
+from tests.store.record_harness import SECOND, Harness
 from tests.waiting import eventually
 
 pytestmark = [
@@ -32,7 +32,7 @@ def trio(site: Site, connection: redis.Redis) -> Iterator[SentinelServers]:
 
 
 def test_a_store_that_sends_commands_during_a_failover_recovers(
-    harness: RecordHarness, trio: SentinelServers
+    harness: Harness, trio: SentinelServers
 ) -> None:
     token = harness.started().token
     wait_until(lambda: trio.replica.is_copy_of(trio.master), "the replica lags")
@@ -51,7 +51,7 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
 
 
 def test_a_connection_to_the_old_master_is_replaced(
-    harness: RecordHarness, trio: SentinelServers
+    harness: Harness, trio: SentinelServers
 ) -> None:
     """A frozen master resumes as a replica, with its connections still open."""
     token = harness.started().token

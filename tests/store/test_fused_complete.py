@@ -18,7 +18,7 @@ from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import (
     RESULT,
     RETENTION_MS,
-    RecordHarness,
+    Harness,
     close_stores,
     narrow_user,
     store_at,
@@ -32,7 +32,7 @@ WRITTEN = BackendResult(NAME, META, SECONDS)
 
 
 @pytest.fixture
-def published(harness: RecordHarness, server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
+def published(harness: Harness, server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
     """Returns the messages that were published since the last call."""
     with harness.client.pubsub(ignore_subscribe_messages=True) as subscriber:
         subscriber.subscribe(NAME)
@@ -52,7 +52,7 @@ def published(harness: RecordHarness, server: RedisServer) -> Iterator[Callable[
         yield read
 
 
-def complete(harness: RecordHarness, token: int) -> Reply:
+def complete(harness: Harness, token: int) -> Reply:
     command = commands.complete(harness.key, token, RESULT, RETENTION_MS, WRITTEN)
     return run_sync(harness.store.execute(command))
 
@@ -62,7 +62,7 @@ Published = Callable[[], list[bytes]]
 
 @pytest.mark.core
 def test_stores_the_outcome_and_the_result(
-    harness: RecordHarness, server: RedisServer, published: Published
+    harness: Harness, server: RedisServer, published: Published
 ) -> None:
     started = harness.started()
 
@@ -77,9 +77,7 @@ def test_stores_the_outcome_and_the_result(
     assert published() == [META]
 
 
-def test_a_lost_reply_writes_once(
-    proxied: RecordHarness, proxy: Proxy, published: Published
-) -> None:
+def test_a_lost_reply_writes_once(proxied: Harness, proxy: Proxy, published: Published) -> None:
     proxied.client.script_load(scripts.load("settle").source)
     token = proxied.started().token
     sha = scripts.load("settle").sha
@@ -93,11 +91,11 @@ def test_a_lost_reply_writes_once(
 
 
 def test_a_server_that_refuses_the_second_key_completes_the_record(
-    harness: RecordHarness, server: RedisServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with narrow_user(harness, server.url, keys=["idem:*"]) as url, Proxy(url) as proxy:
         parts = urlsplit(url)
-        limited = RecordHarness(
+        limited = Harness(
             store_at(parts._replace(netloc=f"narrow:secret@127.0.0.1:{proxy.port}").geturl()),
             harness.client,
         )
@@ -116,7 +114,7 @@ def test_a_server_that_refuses_the_second_key_completes_the_record(
 
 
 def test_an_error_that_passes_does_not_turn_it_off(
-    proxied: RecordHarness, proxy: Proxy, server: RedisServer
+    proxied: Harness, proxy: Proxy, server: RedisServer
 ) -> None:
     client, is_writable = proxied.client, Event()
     sha = client.script_load(scripts.load("settle").source)
@@ -138,10 +136,10 @@ def test_an_error_that_passes_does_not_turn_it_off(
 
 
 def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
-    harness: RecordHarness, server: RedisServer
+    harness: Harness, server: RedisServer
 ) -> None:
     with narrow_user(harness, server.url, keys=["*"], reset_channels=True) as url:
-        silent = RecordHarness(store_at(url), harness.client)
+        silent = Harness(store_at(url), harness.client)
 
         assert complete(silent, harness.started().token).case == "ok"
     assert harness.state is State.COMPLETED
@@ -149,7 +147,7 @@ def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
 
 
 def test_a_replay_that_is_refused_does_not_turn_fused_completion_off(
-    harness: RecordHarness, server: RedisServer
+    harness: Harness, server: RedisServer
 ) -> None:
     """The record stays as it is, whatever it is."""
     with narrow_user(harness, server.url, keys=["idem:*"]) as url:

@@ -16,7 +16,7 @@ from celery_idempotent.core.record import Tail
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import CALLS, HOLD_MS, OWNER, RecordHarness, Turn
+from tests.store.record_harness import CALLS, HOLD_MS, OWNER, Harness, Turn
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
@@ -32,30 +32,30 @@ _BEGUN = b"B\x01" + _CALL + _WORKER + _OWNER + b"\x00"
 _CHARGED, _ERROR = b'\x04json"charged"', b'\x04json{"exc_type": "ValueError"}'
 
 #: The record's bytes for each state and its history, without token and time.
-RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
+RECORDS: dict[str, tuple[Callable[[Harness], object], bytes]] = {
     "begun": (lambda harness: harness.started(execution_id=OWNER), _BEGUN),
     "alive, with a step": (
         lambda harness: harness.save_step(harness.started(execution_id=OWNER).token),
         b"A" + _BEGUN[1:] + b'\x00\x00\x00\x13\x00\x07reserve\x04json"r-1"',
     ),
-    "dead": (RecordHarness.dead, b"a\x01" + _CALL + _WORKER + b"\x0cprocess_lost\x00"),
+    "dead": (Harness.dead, b"a\x01" + _CALL + _WORKER + b"\x0cprocess_lost\x00"),
     "held for a retry": (
         lambda harness: harness.release(harness.started().token, HOLD_MS, generation=12),
         b"W\x00\x00" + _TASK_ID + _WORKER + b"\x0212\x00",
     ),
-    "completed": (RecordHarness.completed, b"V\x01" + _CALL + _WORKER + b"\x00" + _CHARGED),
+    "completed": (Harness.completed, b"V\x01" + _CALL + _WORKER + b"\x00" + _CHARGED),
     "completed with a label": (
         lambda harness: harness.complete(harness.started().token, tail=Tail(label="order 42")),
         b"V\x01" + _CALL + _WORKER + b'\x00\x0ejson\n\norder 42"charged"',
     ),
-    "sending": (RecordHarness.sending, b"T\x01" + _CALL + _WORKER + b"\x00" + _CHARGED),
-    "failed": (RecordHarness.failed, b"E\x01" + _CALL + _WORKER + b"\x00" + _ERROR),
+    "sending": (Harness.sending, b"T\x01" + _CALL + _WORKER + b"\x00" + _CHARGED),
+    "failed": (Harness.failed, b"E\x01" + _CALL + _WORKER + b"\x00" + _ERROR),
     "replaced": (
         lambda harness: harness.delegate(harness.started().token, 10**9),
         b"D\x01" + _CALL + _WORKER + b"\x0a1000000000\x05=task" + _SECOND_TASK_ID[2:],
     ),
     "poisoned": (
-        RecordHarness.poisoned,
+        Harness.poisoned,
         b"E\x02" + _FINGERPRINT + _SECOND_TASK_ID + _WORKER + b"\x00\x00poisoned",
     ),
 }
@@ -63,7 +63,7 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
 
 @pytest.mark.core
 @pytest.mark.parametrize("state", RECORDS)
-def test_the_bytes_of_a_record(harness: RecordHarness, state: str) -> None:
+def test_the_bytes_of_a_record(harness: Harness, state: str) -> None:
     make, golden = RECORDS[state]
     make(harness)
 
@@ -75,10 +75,10 @@ def test_the_bytes_of_a_record(harness: RecordHarness, state: str) -> None:
 BACKEND_RESULT = BackendResult("celery-task-meta-1", b'{"status": "SUCCESS"}', 600)
 
 
-def _nothing(_: RecordHarness) -> None: ...
+def _nothing(_: Harness) -> None: ...
 
 
-def _token(harness: RecordHarness) -> int:
+def _token(harness: Harness) -> int:
     return harness.started().token
 
 
@@ -87,24 +87,24 @@ Given, Call = Callable[[Any], Any], Callable[[Any, Any], object]
 #: The Redis commands inside each script, on a record of its usual state, and how often each.
 COMMANDS: dict[str, tuple[Given, Call, dict[str, int]]] = {
     "begin": (_nothing, lambda harness, _: harness.begin(), WRITES),
-    "begin again": (RecordHarness.completed, lambda harness, _: harness.begin(), {"get": 1}),
+    "begin again": (Harness.completed, lambda harness, _: harness.begin(), {"get": 1}),
     "begin of a duplicate": (_token, CALLS["begin"], {"get": 1, "time": 1}),
-    "complete": (_token, RecordHarness.complete, WRITES),
+    "complete": (_token, Harness.complete, WRITES),
     "complete with a result": (
         _token,
         lambda harness, token: harness.complete(token, backend_result=BACKEND_RESULT),
         {"get": 2, "time": 1, "set": 2, "publish": 1},
     ),
     "the result of a replay": (
-        RecordHarness.completed,
+        Harness.completed,
         lambda harness, _: run_sync(harness.store.write_result(harness.key, BACKEND_RESULT)),
         {**WRITES, "publish": 1},
     ),
-    "fail": (_token, RecordHarness.fail, WRITES),
-    "release": (_token, RecordHarness.release, {"get": 1, "time": 1, "del": 1}),
-    "extend": (_token, RecordHarness.extend, WRITES),
+    "fail": (_token, Harness.fail, WRITES),
+    "release": (_token, Harness.release, {"get": 1, "time": 1, "del": 1}),
+    "extend": (_token, Harness.extend, WRITES),
     "reserve": (_nothing, CALLS["reserve"], {**WRITES, "get": 2}),
-    "sent": (lambda harness: harness.sending().token, RecordHarness.mark_sent, WRITES),
+    "sent": (lambda harness: harness.sending().token, Harness.mark_sent, WRITES),
 }
 #: The same on a message of a key that may run again.
 OF_A_MESSAGE: dict[str, dict[str, int]] = {
@@ -116,7 +116,7 @@ OF_A_MESSAGE: dict[str, dict[str, int]] = {
 }
 
 
-def commands_of(harness: RecordHarness, given: Given, call: Call) -> dict[str, int]:
+def commands_of(harness: Harness, given: Given, call: Call) -> dict[str, int]:
     """Returns how often the server has executed each of `ALL` in the call."""
     call(harness, given(harness))  # loads the script
     harness.client.flushdb()
@@ -132,7 +132,7 @@ def commands_of(harness: RecordHarness, given: Given, call: Call) -> dict[str, i
 
 @pytest.mark.parametrize("script", COMMANDS)
 def test_a_script_takes_no_other_commands(
-    harness: RecordHarness, server: RedisServer, script: str
+    harness: Harness, server: RedisServer, script: str
 ) -> None:
     given, call, commands = COMMANDS[script]
 
@@ -144,7 +144,7 @@ def test_a_script_takes_no_other_commands(
 
 
 def test_a_script_takes_no_other_commands_beside_another_message(
-    harness: RecordHarness, server: RedisServer
+    harness: Harness, server: RedisServer
 ) -> None:
     turn = Turn(harness, waits=True)
     for given, call, commands in (
@@ -156,7 +156,7 @@ def test_a_script_takes_no_other_commands_beside_another_message(
         assert commands_of(turn.first, given, lambda *_, call=call: call()) == commands
 
 
-def test_the_turn_and_the_slot_of_a_key_that_may_run_again(harness: RecordHarness) -> None:
+def test_the_turn_and_the_slot_of_a_key_that_may_run_again(harness: Harness) -> None:
     turn = Turn(harness, waits=True)
     token = turn.first.started(execution_id=OWNER).token
     turn.second.publish()
@@ -170,7 +170,7 @@ def test_the_turn_and_the_slot_of_a_key_that_may_run_again(harness: RecordHarnes
     assert raw[: CHANGING.start] + raw[CHANGING.stop :] == waits + turn.second.name.encode()
 
 
-def test_names_of_messages_are_in_the_slot_of_their_key(harness: RecordHarness) -> None:
+def test_names_of_messages_are_in_the_slot_of_their_key(harness: Harness) -> None:
     assert harness.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
     odd = Key("shop {1}: ä", "digest")
     assert harness.store.name(odd) == "idem:shop%20%7B1%7D%3A%20%C3%A4:digest"

@@ -27,8 +27,8 @@ from tests.store.record_harness import (
     CALLS,
     RENEWED_MS,
     SECOND,
+    Harness,
     Holder,
-    RecordHarness,
     await_later_deadline,
     calls,
     deadline,
@@ -45,12 +45,12 @@ pytestmark = pytest.mark.parametrize(
 EXTEND = scripts.load("extend").sha
 
 
-def extensions(harness: RecordHarness) -> int:
+def extensions(harness: Harness) -> int:
     """Return how many extensions the server has replied to."""
     return calls(harness.client, "evalsha") + calls(harness.client, "eval")
 
 
-def test_a_lease_outlives_its_length(harness: RecordHarness) -> None:
+def test_a_lease_outlives_its_length(harness: Harness) -> None:
     holder = Holder(harness, harness.key).renewed()
 
     first_end = holder.begun.at_ms
@@ -60,7 +60,7 @@ def test_a_lease_outlives_its_length(harness: RecordHarness) -> None:
     assert not holder.losses
 
 
-def test_stop_renewal_ends_the_extensions(harness: RecordHarness) -> None:
+def test_stop_renewal_ends_the_extensions(harness: Harness) -> None:
     gone, other = (Holder(harness, key).renewed() for key in keys(2))
 
     gone.stop_renewal()
@@ -74,7 +74,7 @@ def test_stop_renewal_ends_the_extensions(harness: RecordHarness) -> None:
 
 
 def test_a_long_execution_is_logged_with_the_place_of_its_body(
-    harness: RecordHarness, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     holders = [Holder(harness, key) for key in keys(2)]
@@ -94,7 +94,7 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
 
 
 def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
-    harness: RecordHarness, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     holder = Holder(harness, harness.key)
@@ -108,7 +108,7 @@ def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
 
 
 @pytest.mark.exhaustive
-def test_leases_share_a_round_trip(harness: RecordHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_share_a_round_trip(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     trips: list[int] = []
     send = ServerTransport.send
 
@@ -129,7 +129,7 @@ def test_leases_share_a_round_trip(harness: RecordHarness, monkeypatch: pytest.M
     assert trips[:3] == [20, 20, 20]
 
 
-def test_a_lease_not_yet_due_waits_for_its_turn(proxied: RecordHarness, proxy: Proxy) -> None:
+def test_a_lease_not_yet_due_waits_for_its_turn(proxied: Harness, proxy: Proxy) -> None:
     one, other = keys(2)
     Holder(proxied, one, 300).renewed()
     late = Holder(proxied, other, 60_000).renewed()
@@ -139,7 +139,7 @@ def test_a_lease_not_yet_due_waits_for_its_turn(proxied: RecordHarness, proxy: P
     assert all(b"0" * 21 + b"1" not in request for request in proxy.requests_with(EXTEND))
 
 
-def test_a_short_lease_is_not_kept_waiting_by_a_long_one(harness: RecordHarness) -> None:
+def test_a_short_lease_is_not_kept_waiting_by_a_long_one(harness: Harness) -> None:
     one, other = keys(2)
     short, long = Holder(harness, one, 300), Holder(harness, other, 60_000).renewed()
     # The thread sleeps for twenty seconds.
@@ -151,7 +151,7 @@ def test_a_short_lease_is_not_kept_waiting_by_a_long_one(harness: RecordHarness)
 
 
 @pytest.mark.exhaustive
-def test_a_missing_reply_does_not_lose_the_lease(proxied: RecordHarness, proxy: Proxy) -> None:
+def test_a_missing_reply_does_not_lose_the_lease(proxied: Harness, proxy: Proxy) -> None:
     # The connection stays open without a reply, as behind a firewall that has dropped it.
     holder = Holder(proxied, proxied.key, lease_ms=1200)
     proxy.swallow_reply(to=EXTEND)
@@ -165,7 +165,7 @@ def test_a_missing_reply_does_not_lose_the_lease(proxied: RecordHarness, proxy: 
 
 
 @pytest.mark.parametrize("successor", ["runs", "has completed", "none"])
-def test_a_lease_that_is_taken_over_is_noticed_once(harness: RecordHarness, successor: str) -> None:
+def test_a_lease_that_is_taken_over_is_noticed_once(harness: Harness, successor: str) -> None:
     holder = Holder(harness, harness.key)
     harness.forget()
     if successor != "none":
@@ -185,7 +185,7 @@ def test_a_lease_that_is_taken_over_is_noticed_once(harness: RecordHarness, succ
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "hold"])
-def test_the_end_of_the_execution_does_not_lose_the_lease(harness: RecordHarness, end: str) -> None:
+def test_the_end_of_the_execution_does_not_lose_the_lease(harness: Harness, end: str) -> None:
     holder = Holder(harness, harness.key)
     CALLS[end](harness, holder.lease.token)
     before = extensions(harness)
@@ -197,7 +197,7 @@ def test_the_end_of_the_execution_does_not_lose_the_lease(harness: RecordHarness
     assert not holder.lease.lost
 
 
-def test_a_reply_after_stop_renewal_is_ignored(proxied: RecordHarness, proxy: Proxy) -> None:
+def test_a_reply_after_stop_renewal_is_ignored(proxied: Harness, proxy: Proxy) -> None:
     released, other = (Holder(proxied, key) for key in keys(2))
     run_sync(proxied.store.execute(commands.forget(released.lease.key)))
     for holder in (released, other):
@@ -211,7 +211,7 @@ def test_a_reply_after_stop_renewal_is_ignored(proxied: RecordHarness, proxy: Pr
     assert released.losses == 0
 
 
-def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
+def test_the_thread_starts_with_the_first_lease(harness: Harness) -> None:
     before = {*threading.enumerate()}  # those of other tests may end meanwhile
     heart = Heartbeat()
     assert {*threading.enumerate()} <= before
@@ -225,7 +225,7 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
 
 
 def test_a_thread_that_is_starting_is_not_replaced(
-    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under gevent, other greenlets go on while a thread starts."""
     one, other = (Holder(harness, key) for key in keys(2))
@@ -242,7 +242,7 @@ def test_a_thread_that_is_starting_is_not_replaced(
 
 
 def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
-    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "IDLE_SECONDS", 0.01)
     for key in keys(2):
@@ -257,7 +257,7 @@ def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
 
 
 def test_an_unexpected_error_does_not_end_the_others(
-    harness: RecordHarness, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
 
@@ -276,7 +276,7 @@ def test_an_unexpected_error_does_not_end_the_others(
 
 
 def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
-    harness: RecordHarness, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
     name = harness.store.name(bad.lease.key)
@@ -293,8 +293,8 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     assert not bad.losses, "the server has not replied lost"
 
 
-def test_leases_of_two_stores_are_extended(harness: RecordHarness, server: RedisServer) -> None:
-    elsewhere = RecordHarness(store_at(server.url, prefix="other"), harness.client)
+def test_leases_of_two_stores_are_extended(harness: Harness, server: RedisServer) -> None:
+    elsewhere = Harness(store_at(server.url, prefix="other"), harness.client)
     for each in (harness, elsewhere):
         holder = Holder(each, each.key).renewed(harness.heart)
         await_later_deadline(each, each.key, than=holder.begun.at_ms + RENEWED_MS)
@@ -302,7 +302,7 @@ def test_leases_of_two_stores_are_extended(harness: RecordHarness, server: Redis
 
 
 class TestFrozenServer:
-    def test_trust_ends_and_comes_back(self, harness: RecordHarness, server: RedisServer) -> None:
+    def test_trust_ends_and_comes_back(self, harness: Harness, server: RedisServer) -> None:
         holder = Holder(harness, harness.key).renewed()
         assert holder.lease.trusted
 
@@ -317,13 +317,13 @@ class TestFrozenServer:
         assert harness.begin(task_id=SECOND).case == "held"
 
     @pytest.mark.exhaustive
-    def test_leases_on_other_servers_are_extended(self, harness: RecordHarness) -> None:
+    def test_leases_on_other_servers_are_extended(self, harness: Harness) -> None:
         """As many servers as would use up the lease, if one request followed the other."""
         with ExitStack() as stack:
             others = [stack.enter_context(RedisServer.start(deployments.ANY)) for _ in range(6)]
             frozen = []
             for other in others:
-                there = RecordHarness(store_at(other.url), stack.enter_context(other.client()))
+                there = Harness(store_at(other.url), stack.enter_context(other.client()))
                 frozen.append(Holder(there, there.key, 2_000).renewed(harness.heart))
             holder = Holder(harness, harness.key, 2_000).renewed()
             for other in others:
@@ -338,7 +338,7 @@ class TestFrozenServer:
                 each.stop_renewal(harness.heart)
 
     def test_an_unreachable_server_is_logged_and_tried_again(
-        self, harness: RecordHarness, server: RedisServer, caplog: pytest.LogCaptureFixture
+        self, harness: Harness, server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         holder = Holder(harness, harness.key)
         server.kill()
@@ -354,7 +354,7 @@ class TestFrozenServer:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_forked_child_has_its_own_heartbeat(harness: RecordHarness) -> None:
+def test_a_forked_child_has_its_own_heartbeat(harness: Harness) -> None:
     def is_renewed(holder: Holder) -> None:
         await_later_deadline(harness, holder.lease.key, deadline(harness, holder.lease.key))
         assert harness.heart.leases() == (holder.lease,)
@@ -407,7 +407,7 @@ def interrupt_at(at: int, call: Any, *args: Any) -> str:
 @pytest.mark.parametrize("method", ["start_renewal", "stop_renewal"])
 @pytest.mark.exhaustive
 def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
-    harness: RecordHarness, signal_error: None, first: bool, method: str
+    harness: Harness, signal_error: None, first: bool, method: str
 ) -> None:
     """The first lease starts the thread, which is most of the work of `start_renewal`."""
     at = 0
@@ -438,7 +438,7 @@ def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_died_is_replaced(
-    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     replaced: list[bool] = []
     harness.heart.on_replaced = lambda: replaced.append(True)
@@ -461,7 +461,7 @@ def test_a_thread_that_died_is_replaced(
 
 
 def test_a_thread_that_is_stuck_is_replaced(
-    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = (Holder(harness, key, lease_ms=900) for key in keys(2))
     extend, free = RecordStore.extend, threading.Event()

@@ -12,18 +12,18 @@ from celery_idempotent.core.store import run_sync, scripts
 from celery_idempotent.core.store.clock import LATE_AFTER
 from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
-from tests.store.record_harness import CALLS, OWNER, SECOND, RecordHarness, store_at
+from tests.store.record_harness import CALLS, OWNER, SECOND, Harness, store_at
 from tests.waiting import eventually
 
 
-def warm(harness: RecordHarness) -> None:
+def warm(harness: Harness) -> None:
     """Load all scripts, so that each call is one request."""
     for name in ("begin", "settle", "extend", "abandon", "queue", "forget"):
         harness.client.script_load(scripts.load(name).source)
 
 
 @pytest.fixture
-def warmed(proxied: RecordHarness) -> RecordHarness:
+def warmed(proxied: Harness) -> Harness:
     warm(proxied)
     run_sync(proxied.store.ping())
     return proxied
@@ -40,10 +40,10 @@ def assert_sent_twice(proxy: Proxy, script: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "attempt"),
-    [(None, 1), (RecordHarness.dead, 2), (RecordHarness.held_for_retry, 1)],
+    [(None, 1), (Harness.dead, 2), (Harness.held_for_retry, 1)],
     ids=["absent", "a takeover", "a retry"],
 )
-def test_begin(warmed: RecordHarness, proxy: Proxy, given: Any, attempt: int) -> None:
+def test_begin(warmed: Harness, proxy: Proxy, given: Any, attempt: int) -> None:
     before = given(warmed).token if given else 0
     proxy.requests.clear()
     lose(proxy, "begin")
@@ -59,21 +59,21 @@ def test_begin(warmed: RecordHarness, proxy: Proxy, given: Any, attempt: int) ->
 @pytest.mark.parametrize(
     "call", ["complete", "fail", "release", "hold", "extend", "save_step", "reserve", "sent"]
 )
-def test_other_calls(warmed: RecordHarness, proxy: Proxy, call: str) -> None:
+def test_other_calls(warmed: Harness, proxy: Proxy, call: str) -> None:
     script = {"extend": "extend", "save_step": "extend", "reserve": "queue"}.get(call, "settle")
-    given = {"reserve": RecordHarness.forget, "sent": RecordHarness.sending}
-    given.get(call, RecordHarness.started)(warmed)
+    given = {"reserve": Harness.forget, "sent": Harness.sending}
+    given.get(call, Harness.started)(warmed)
     token = warmed.record().token if warmed.raw else 0
     proxy.requests.clear()
     lose(proxy, script)
 
-    send = CALLS.get(call, RecordHarness.mark_sent)
+    send = CALLS.get(call, Harness.mark_sent)
     assert send(warmed, token).case == ("reserved" if call == "reserve" else "ok")
 
     assert_sent_twice(proxy, script)
 
 
-def test_two_lost_replies_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_two_lost_replies_in_a_row(warmed: Harness, proxy: Proxy) -> None:
     token = warmed.started().token
     lose(proxy, "settle")
     lose(proxy, "settle")
@@ -82,14 +82,14 @@ def test_two_lost_replies_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:
     assert len(proxy.requests_with(scripts.load("settle").sha)) == 3
 
 
-def test_a_lost_request_is_resent(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_a_lost_request_is_resent(warmed: Harness, proxy: Proxy) -> None:
     proxy.lose_request(to=scripts.load("begin").sha)
 
     assert warmed.begin().case == "begun"
     assert_sent_twice(proxy, "begin")
 
 
-def test_while_the_script_is_loaded(proxied: RecordHarness, proxy: Proxy) -> None:
+def test_while_the_script_is_loaded(proxied: Harness, proxy: Proxy) -> None:
     proxied.client.script_flush()
     proxy.lose_reply(to="begin: requests the right to run")
 
@@ -100,7 +100,7 @@ def test_while_the_script_is_loaded(proxied: RecordHarness, proxy: Proxy) -> Non
 
 
 def test_the_next_copy_of_a_begin_is_sent_after_the_deadline_of_the_one_before(
-    warmed: RecordHarness, proxy: Proxy
+    warmed: Harness, proxy: Proxy
 ) -> None:
     """What Redis executes later, after an outage of the network, does nothing."""
     lose(proxy, "begin")
@@ -118,9 +118,9 @@ def test_the_next_copy_of_a_begin_is_sent_after_the_deadline_of_the_one_before(
 
 
 class TestNoReplyAtAll:
-    def test_begin_is_resent_and_answered(self, proxy: Proxy, harness: RecordHarness) -> None:
+    def test_begin_is_resent_and_answered(self, proxy: Proxy, harness: Harness) -> None:
         warm(harness)
-        short_timeout = RecordHarness(store_at(proxy.url + "?socket_timeout=1"), harness.client)
+        short_timeout = Harness(store_at(proxy.url + "?socket_timeout=1"), harness.client)
         proxy.swallow_reply(to=scripts.load("begin").sha)
 
         answer = short_timeout.begin()
@@ -128,10 +128,10 @@ class TestNoReplyAtAll:
         assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
     def test_a_begin_that_timed_out_holds_the_key_for_a_lease(
-        self, proxy: Proxy, harness: RecordHarness
+        self, proxy: Proxy, harness: Harness
     ) -> None:
         warm(harness)
-        short_timeout = RecordHarness(store_at(proxy.url + "?socket_timeout=0.1"), harness.client)
+        short_timeout = Harness(store_at(proxy.url + "?socket_timeout=0.1"), harness.client)
         for _ in range(3):
             proxy.swallow_reply(to=scripts.load("begin").sha)
 
@@ -144,7 +144,7 @@ class TestNoReplyAtAll:
         answer = harness.begin(execution_id=OWNER)
         assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
-    def test_a_late_reply_is_waited_for(self, warmed: RecordHarness, proxy: Proxy) -> None:
+    def test_a_late_reply_is_waited_for(self, warmed: Harness, proxy: Proxy) -> None:
         proxy.delay_reply(to=scripts.load("begin").sha, seconds=0.3)
 
         sent = time.monotonic()

@@ -13,14 +13,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import (
-    FIRST,
-    RETENTION_MS,
-    SECOND,
-    RecordHarness,
-    narrow_user,
-    store_at,
-)
+from tests.store.record_harness import FIRST, RETENTION_MS, SECOND, Harness, narrow_user, store_at
 from tests.waiting import eventually
 
 one_server = pytest.mark.parametrize(
@@ -28,12 +21,12 @@ one_server = pytest.mark.parametrize(
 )
 
 
-def refer(harness: RecordHarness, task_id: str = SECOND, *, end: str = reference.REPLAYED) -> None:
+def refer(harness: Harness, task_id: str = SECOND, *, end: str = reference.REPLAYED) -> None:
     record = harness.record()
     harness.store.refer(reference.command("idem", task_id, record, end, RETENTION_MS))
 
 
-def written(harness: RecordHarness, task_id: str = SECOND) -> Reference:
+def written(harness: Harness, task_id: str = SECOND) -> Reference:
     """Returns the reference as soon as the server has it: nobody has waited for that."""
     eventually(lambda: harness.store.reference(task_id) is not None)
     found = harness.store.reference(task_id)
@@ -42,7 +35,7 @@ def written(harness: RecordHarness, task_id: str = SECOND) -> Reference:
 
 
 @pytest.mark.core
-def test_a_duplicate_leads_to_the_record_that_it_met(harness: RecordHarness) -> None:
+def test_a_duplicate_leads_to_the_record_that_it_met(harness: Harness) -> None:
     token = harness.started(task_id=FIRST).token
     refer(harness, end=reference.CONFLICT)
     assert written(harness) == Reference(str(harness.key), reference.CONFLICT, FIRST, token, 1)
@@ -59,7 +52,7 @@ def test_a_duplicate_leads_to_the_record_that_it_met(harness: RecordHarness) -> 
 
 
 @one_server
-def test_it_expires_with_the_record(harness: RecordHarness) -> None:
+def test_it_expires_with_the_record(harness: Harness) -> None:
     harness.completed()
     refer(harness)
     written(harness)
@@ -71,7 +64,7 @@ def test_it_expires_with_the_record(harness: RecordHarness) -> None:
 
 
 @one_server
-def test_its_name_and_value_hold_no_task_id_of_the_duplicate(harness: RecordHarness) -> None:
+def test_its_name_and_value_hold_no_task_id_of_the_duplicate(harness: Harness) -> None:
     harness.completed(task_id="first")
     refer(harness, "mail to bob@example.com")
     written(harness, "mail to bob@example.com")
@@ -82,7 +75,7 @@ def test_its_name_and_value_hold_no_task_id_of_the_duplicate(harness: RecordHarn
 
 
 class TestWriting:
-    def test_waits_for_no_reply(self, proxied: RecordHarness, proxy: Proxy) -> None:
+    def test_waits_for_no_reply(self, proxied: Harness, proxy: Proxy) -> None:
         proxied.completed()
         replies = threading.Event()
         proxy.delay_reply("idem:@", 0, after=replies)
@@ -95,7 +88,7 @@ class TestWriting:
         written(proxied)
 
     def test_a_lost_reply_is_not_taken_for_another_one(self, proxy: Proxy, client: Redis) -> None:
-        harness = RecordHarness(store_at(proxy.url, timeout=1.0), client)
+        harness = Harness(store_at(proxy.url, timeout=1.0), client)
         harness.completed()
         proxy.swallow_reply("idem:@")
 
@@ -104,7 +97,7 @@ class TestWriting:
         assert harness.begin(task_id=SECOND).case == "finished"
         assert proxy.pending == 0
 
-    def test_a_closed_connection_is_no_error(self, proxied: RecordHarness, proxy: Proxy) -> None:
+    def test_a_closed_connection_is_no_error(self, proxied: Harness, proxy: Proxy) -> None:
         proxied.completed()
         proxy.cut()
 
@@ -114,7 +107,7 @@ class TestWriting:
         assert proxied.begin(task_id=SECOND).case == "finished"
 
     def test_a_redis_that_is_away_is_tried_again_later(
-        self, proxied: RecordHarness, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+        self, proxied: Harness, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         proxied.completed()
         now = record_store.monotonic()
@@ -134,10 +127,10 @@ class TestWriting:
         written(proxied)
 
     def test_an_error_reply_is_ignored(
-        self, harness: RecordHarness, server: RedisServer, client: Redis
+        self, harness: Harness, server: RedisServer, client: Redis
     ) -> None:
         with narrow_user(harness, server.url, keys=["idem:shop*", "idem:{idem:shop*"]) as url:
-            narrow = RecordHarness(store_at(url), client)
+            narrow = Harness(store_at(url), client)
             narrow.completed()
 
             refer(narrow)
@@ -149,14 +142,14 @@ class TestWriting:
 
 @one_server
 @pytest.mark.parametrize("damage", [b"", b"x", b"r", b"r" * 11, b"?" * 60, b"r" + b"\xff" * 60])
-def test_a_damaged_reference_counts_as_none(harness: RecordHarness, damage: bytes) -> None:
+def test_a_damaged_reference_counts_as_none(harness: Harness, damage: bytes) -> None:
     harness.client.set(reference.name("idem", SECOND), damage, px=1000)
 
     assert harness.store.reference(SECOND) is None
 
 
 @one_server
-def test_a_reference_costs_less_than_half_of_celerys_result(harness: RecordHarness) -> None:
+def test_a_reference_costs_less_than_half_of_celerys_result(harness: Harness) -> None:
     harness.completed()
     refer(harness)
     written(harness)

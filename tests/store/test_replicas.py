@@ -16,7 +16,7 @@ from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store.deployments import KINDS
-from tests.store.record_harness import RecordHarness, close_stores, store_at
+from tests.store.record_harness import Harness, close_stores, store_at
 
 #: Longer than a connected replica takes.
 PATIENT = {"wait_replicas": 1, "timeout": 8.0}
@@ -46,20 +46,20 @@ def replica(pair: tuple[RedisServer, RedisServer]) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def harness(master: RedisServer, replica: RedisServer) -> Iterator[RecordHarness]:
+def harness(master: RedisServer, replica: RedisServer) -> Iterator[Harness]:
     with master.client() as client:
         client.flushall()
-        yield RecordHarness(store_at(master.url, **PATIENT), client)
+        yield Harness(store_at(master.url, **PATIENT), client)
         close_stores()
 
 
 @pytest.fixture
-def hasty(master: RedisServer, harness: RecordHarness) -> RecordHarness:
+def hasty(master: RedisServer, harness: Harness) -> Harness:
     """The same key, through a store with a short timeout."""
-    return RecordHarness(store_at(master.url, **HASTY), harness.client)
+    return Harness(store_at(master.url, **HASTY), harness.client)
 
 
-def has_the_same(replica: RedisServer, harness: RecordHarness) -> bool:
+def has_the_same(replica: RedisServer, harness: Harness) -> bool:
     """Returns whether the replica has the record of the master."""
     with replica.client() as client:
         return bool(client.get(harness.name) == harness.raw)
@@ -67,7 +67,7 @@ def has_the_same(replica: RedisServer, harness: RecordHarness) -> bool:
 
 @pytest.mark.parametrize("transition", ["begin", "save_step", "complete", "fail"])
 def test_a_connected_replica_has_it_when_the_call_returns(
-    harness: RecordHarness, replica: RedisServer, transition: str
+    harness: Harness, replica: RedisServer, transition: str
 ) -> None:
     token = harness.started().token
     if transition != "begin":
@@ -78,7 +78,7 @@ def test_a_connected_replica_has_it_when_the_call_returns(
 
 
 class TestFrozenReplica:
-    def test_is_waited_for_until_timeout(self, hasty: RecordHarness, replica: RedisServer) -> None:
+    def test_is_waited_for_until_timeout(self, hasty: Harness, replica: RedisServer) -> None:
         replica.pause()
         began_at = time.monotonic()
 
@@ -88,7 +88,7 @@ class TestFrozenReplica:
         assert 0.3 <= time.monotonic() - began_at < hasty.store.config.timeout / 2
 
     def test_begin_is_granted_when_it_is_sent_again(
-        self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer
+        self, harness: Harness, hasty: Harness, replica: RedisServer
     ) -> None:
         execution_id = os.urandom(8)
         replica.pause()
@@ -104,13 +104,13 @@ class TestFrozenReplica:
     @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
     def test_an_outcome_succeeds_only_when_it_resumes(
         self,
-        harness: RecordHarness,
-        hasty: RecordHarness,
+        harness: Harness,
+        hasty: Harness,
         master: RedisServer,
         replica: RedisServer,
         transition: str,
     ) -> None:
-        elsewhere = RecordHarness(store_at(master.url, **HASTY), harness.client)
+        elsewhere = Harness(store_at(master.url, **HASTY), harness.client)
         token = harness.started().token
         replica.pause()
         # The second time the script writes nothing, and its WAIT must not return at once: neither
@@ -124,20 +124,20 @@ class TestFrozenReplica:
         assert has_the_same(replica, harness)
 
     def test_a_lost_reply_does_not_satisfy_the_wait(
-        self, harness: RecordHarness, master: RedisServer, replica: RedisServer
+        self, harness: Harness, master: RedisServer, replica: RedisServer
     ) -> None:
         token = harness.started().token
         complete = scripts.load("settle")
         harness.client.script_load(complete.source)
         replica.pause()
         with Proxy(master.url) as proxy:
-            behind = RecordHarness(store_at(proxy.url, **HASTY), harness.client)
+            behind = Harness(store_at(proxy.url, **HASTY), harness.client)
             proxy.lose_reply(to=complete.sha)
             with pytest.raises(StoreUnavailableError, match=TOO_FEW):
                 behind.complete(token)
             assert len(proxy.requests_with(complete.sha)) == 2
 
-    def test_does_not_open_the_breaker(self, hasty: RecordHarness, replica: RedisServer) -> None:
+    def test_does_not_open_the_breaker(self, hasty: Harness, replica: RedisServer) -> None:
         replica.pause()
         execution_id = os.urandom(8)
         for _ in range(THRESHOLD + 1):
@@ -148,7 +148,7 @@ class TestFrozenReplica:
 
     @pytest.mark.parametrize("transition", ["extend", "release", "forget"])
     def test_other_transitions_do_not_wait(
-        self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer, transition: str
+        self, harness: Harness, hasty: Harness, replica: RedisServer, transition: str
     ) -> None:
         record = harness.started()
         replica.pause()
@@ -157,7 +157,7 @@ class TestFrozenReplica:
         assert getattr(hasty, transition)(shown).case == "ok"
 
     def test_a_duplicate_is_answered(
-        self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer
+        self, harness: Harness, hasty: Harness, replica: RedisServer
     ) -> None:
         harness.completed()
         replica.pause()

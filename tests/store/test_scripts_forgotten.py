@@ -7,13 +7,13 @@ import pytest
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
-from tests.store.record_harness import CALLS, LEASE_MS, RETENTION_MS, RecordHarness, calls
+from tests.store.record_harness import CALLS, LEASE_MS, RETENTION_MS, Harness, calls
 
 pytestmark = pytest.mark.core
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_loads_its_script_again(harness: RecordHarness, call: str) -> None:
+def test_a_call_loads_its_script_again(harness: Harness, call: str) -> None:
     wanted = CALLS[call](harness, harness.started().token).case
     harness.forget()
     token = harness.started().token
@@ -23,7 +23,7 @@ def test_a_call_loads_its_script_again(harness: RecordHarness, call: str) -> Non
     assert calls(harness.client, "eval") >= 1
 
 
-def test_each_script_is_loaded_once(harness: RecordHarness) -> None:
+def test_each_script_is_loaded_once(harness: Harness) -> None:
     harness.client.script_flush()
     for _ in range(5):
         harness.completed()
@@ -34,7 +34,7 @@ def test_each_script_is_loaded_once(harness: RecordHarness) -> None:
     assert calls(harness.client, "evalsha") in (15, 16)
 
 
-def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: RecordHarness) -> None:
+def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: Harness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(5)]
     leases = [
         LeaseExtension(key, harness.started(key=key, lease_ms=1000).token, LEASE_MS, RETENTION_MS)

@@ -11,11 +11,11 @@ import redis
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import StoreUnavailableError
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import CALLS, RecordHarness, store_at
+from tests.store.record_harness import CALLS, Harness, store_at
 from tests.waiting import eventually
 
-OTHERS: dict[str, Callable[[RecordHarness, int], object]] = {
-    "sent": RecordHarness.mark_sent,
+OTHERS: dict[str, Callable[[Harness, int], object]] = {
+    "sent": Harness.mark_sent,
     "get": lambda harness, token: run_sync(harness.store.get(harness.key)),
     "ping": lambda harness, token: run_sync(harness.store.ping()),
 }
@@ -23,15 +23,15 @@ OTHERS: dict[str, Callable[[RecordHarness, int], object]] = {
 
 @pytest.mark.parametrize("call", [*(name for name in CALLS if name != "hold"), *OTHERS])
 def test_the_server_refuses_connections(call: str, tmp_path: Path) -> None:
-    unreachable = RecordHarness(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
+    unreachable = Harness(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
 
     with pytest.raises(StoreUnavailableError, match="Redis cannot be reached") as caught:
         {**CALLS, **OTHERS}[call](unreachable, 17)
     assert "\n" not in str(caught.value)
 
 
-def test_the_server_is_frozen(server: RedisServer, harness: RecordHarness) -> None:
-    short_timeout = RecordHarness(store_at(server.url + "?socket_timeout=0.3"), harness.client)
+def test_the_server_is_frozen(server: RedisServer, harness: Harness) -> None:
+    short_timeout = Harness(store_at(server.url + "?socket_timeout=0.3"), harness.client)
     run_sync(short_timeout.store.ping())
     server.pause()
     try:
@@ -59,7 +59,7 @@ def test_the_server_is_frozen(server: RedisServer, harness: RecordHarness) -> No
     ids=["it is full", "it requires a password", "it has become a replica"],
 )
 def test_the_server_refuses_commands(
-    harness: RecordHarness, server: RedisServer, name: str, value: str, normal: str, error: str
+    harness: Harness, server: RedisServer, name: str, value: str, normal: str, error: str
 ) -> None:
     with server.client() as client:
         client.ping()  # connected before the password is required
@@ -67,7 +67,7 @@ def test_the_server_refuses_commands(
         client.execute_command(*change, *(value.split() or [""]))
         try:
             with pytest.raises(StoreUnavailableError, match=error) as caught:
-                RecordHarness(store_at(server.url), client).begin()
+                Harness(store_at(server.url), client).begin()
         finally:
             client.execute_command(*change, *(normal.split() or [""]))
 

@@ -18,13 +18,13 @@ from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.tracking import POLL_INTERVAL
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import RecordHarness, calls, store_at
+from tests.store.record_harness import Harness, calls, store_at
 from tests.waiting import eventually
 
 #: Seconds; a wait without a change for so long fails a test.
 FOR_EVER = 100.0
 
-CHANGES: dict[str, Callable[[RecordHarness, int], object]] = {
+CHANGES: dict[str, Callable[[Harness, int], object]] = {
     "complete": lambda harness, token: harness.complete(token),
     "fail": lambda harness, token: harness.fail(token),
     "release": lambda harness, token: harness.release(token),
@@ -40,7 +40,7 @@ def listeners() -> list[threading.Thread]:
 
 
 @contextmanager
-def waiting(harness: RecordHarness, how: Mapping[str, Any] | None = None) -> Iterator[None]:
+def waiting(harness: Harness, how: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Wait for a change in a thread, and check that the wait ends with the block.
 
     With the fields of a `StoreConfig`, the wait is on an event loop.
@@ -73,9 +73,9 @@ class TestInvalidations:
     @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
     def test_of(
         self,
-        harness: RecordHarness,
+        harness: Harness,
         site: deployments.Site,
-        change: Callable[[RecordHarness, int], object],
+        change: Callable[[Harness, int], object],
         is_async: bool,
     ) -> None:
         token = harness.started().token
@@ -87,7 +87,7 @@ class TestInvalidations:
 
         assert calls(harness.client, "getrange") == 1
 
-    def test_a_change_before_the_wait(self, harness: RecordHarness) -> None:
+    def test_a_change_before_the_wait(self, harness: Harness) -> None:
         before = harness.started()
         seen = harness.raw
         assert seen is not None
@@ -98,7 +98,7 @@ class TestInvalidations:
 
         assert time.monotonic() - began_at < FOR_EVER / 2
 
-    def test_the_connection_is_reused(self, harness: RecordHarness) -> None:
+    def test_the_connection_is_reused(self, harness: Harness) -> None:
         token = harness.started().token
         for lease_ms in (70_000, 80_000, 90_000):
             with waiting(harness):
@@ -106,7 +106,7 @@ class TestInvalidations:
 
         assert calls(harness.client, "subscribe") == 1
 
-    def test_nothing(self, harness: RecordHarness) -> None:
+    def test_nothing(self, harness: Harness) -> None:
         harness.started()
         began_at = time.monotonic()
 
@@ -125,7 +125,7 @@ def own() -> Iterator[RedisServer]:
 def test_many_calls_share_two_connections_while_they_wait(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = RecordHarness(store_at(own.url), own.client())
+    harness = Harness(store_at(own.url), own.client())
     monkeypatch.setattr(tracking, "IDLE_TIMEOUT", 0.3)
     monkeypatch.setattr(tracking, "CHECK_INTERVAL", 0.1)
     others = ("a", "b", "c")
@@ -160,7 +160,7 @@ class TestWithoutInvalidations:
     """Without invalidations, waits end early, as if the record had changed."""
 
     def test_a_user_who_may_not_subscribe_polls(self, own: RedisServer) -> None:
-        harness = RecordHarness(store_at(own.url_as("polling", "any")), own.client())
+        harness = Harness(store_at(own.url_as("polling", "any")), own.client())
         harness.started()
         began_at = time.monotonic()
 
@@ -172,7 +172,7 @@ class TestWithoutInvalidations:
 
     @pytest.mark.parametrize("lost", ["killed server", "frozen server", "reader", "receiver"])
     def test_a_lost_connection_ends_the_wait(self, own: RedisServer, lost: str) -> None:
-        harness = RecordHarness(store_at(own.url), own.client())
+        harness = Harness(store_at(own.url), own.client())
         harness.started()
 
         with waiting(harness):
@@ -185,7 +185,7 @@ class TestWithoutInvalidations:
                 harness.client.client_kill_filter(_type=kind, skipme=True)
 
     def test_a_lost_connection_is_replaced(self, own: RedisServer) -> None:
-        harness = RecordHarness(store_at(own.url), own.client())
+        harness = Harness(store_at(own.url), own.client())
         token = harness.started().token
         with waiting(harness):
             harness.extend(token, lease_ms=70_000)

@@ -30,7 +30,7 @@ from tests.store.record_harness import (
     RETENTION_MS,
     SECOND,
     WORKER,
-    RecordHarness,
+    Harness,
     RecordReply,
     Turn,
     begin,
@@ -46,7 +46,7 @@ OTHER_KEY = Key("shop.refund", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 
 
 class TestBegin:
-    def test_grants_a_lease_by_the_servers_clock(self, harness: RecordHarness) -> None:
+    def test_grants_a_lease_by_the_servers_clock(self, harness: Harness) -> None:
         before = harness.now_ms()
         reply = harness.begin()
 
@@ -58,7 +58,7 @@ class TestBegin:
         assert before <= reply.now_ms <= harness.now_ms()
         assert record.at_ms == reply.now_ms + LEASE_MS
 
-    def test_marks_an_expired_lease_before_it_takes_over(self, harness: RecordHarness) -> None:
+    def test_marks_an_expired_lease_before_it_takes_over(self, harness: Harness) -> None:
         dead = harness.silent()
 
         reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
@@ -70,8 +70,8 @@ class TestBegin:
         assert layout.begun(harness.raw or b"").orphaned_seconds is not None
         assert harness.complete(dead.token).case == "lost"
 
-    @pytest.mark.parametrize("given", [RecordHarness.forget, RecordHarness.dead])
-    def test_of_many_at_once_grants_one(self, harness: RecordHarness, given: Any) -> None:
+    @pytest.mark.parametrize("given", [Harness.forget, Harness.dead])
+    def test_of_many_at_once_grants_one(self, harness: Harness, given: Any) -> None:
         given(harness)
         gun = Barrier(CONTENDERS)
 
@@ -86,7 +86,7 @@ class TestBegin:
         assert {reply.record for reply in replies} == {harness.record()}
 
 
-def test_commands_do_nothing_after_their_deadline(harness: RecordHarness) -> None:
+def test_commands_do_nothing_after_their_deadline(harness: Harness) -> None:
     """As copies that were sent before, and are executed after the call has ended."""
     harness.completed()
     before = harness.raw
@@ -111,7 +111,7 @@ def test_commands_do_nothing_after_their_deadline(harness: RecordHarness) -> Non
     assert run_sync(harness.store.get(OTHER_KEY)) is None
 
 
-def test_an_extension_of_many_leases_has_a_reply_for_each(harness: RecordHarness) -> None:
+def test_an_extension_of_many_leases_has_a_reply_for_each(harness: Harness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
     tokens = [harness.started(key=key).token for key in keys]
     run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
@@ -131,7 +131,7 @@ def test_an_extension_of_many_leases_has_a_reply_for_each(harness: RecordHarness
 
 
 class TestOutcome:
-    def test_of_a_stale_one_is_refused_with_what_is_stored(self, harness: RecordHarness) -> None:
+    def test_of_a_stale_one_is_refused_with_what_is_stored(self, harness: Harness) -> None:
         stale = harness.silent()
         successor = harness.started(task_id=SECOND)
         for refused in (harness.complete, harness.fail, harness.extend, harness.save_step):
@@ -147,7 +147,7 @@ class TestOutcome:
         harness.forget()
         assert harness.complete(stale.token)[:2] == ("lost", None)
 
-    def test_has_any_bytes(self, harness: RecordHarness) -> None:
+    def test_has_any_bytes(self, harness: Harness) -> None:
         payload = Payload("json+gzip", bytes(range(256)) * 4096)
 
         harness.complete(harness.started().token, payload)
@@ -156,7 +156,7 @@ class TestOutcome:
 
 
 class TestAbandon:
-    def test_ends_the_lease_at_once_with_a_reason(self, harness: RecordHarness) -> None:
+    def test_ends_the_lease_at_once_with_a_reason(self, harness: Harness) -> None:
         dead = harness.started()
         harness.save_step(dead.token)
         assert not layout.is_abandoned(harness.client.get(harness.name), dead.token, WORKER)
@@ -177,7 +177,7 @@ class TestAbandon:
         assert "reserve" in harness.steps
         assert harness.abandon().case == "lost"
 
-    def test_recognises_a_worker_with_a_long_name(self, harness: RecordHarness) -> None:
+    def test_recognises_a_worker_with_a_long_name(self, harness: Harness) -> None:
         worker = "celery@" + "é" * 200 + "/4711"
         stored = harness.started(worker=worker).worker
 
@@ -188,7 +188,7 @@ class TestAbandon:
 
 
 class TestGet:
-    def test_reads_a_running_execution_with_its_times(self, harness: RecordHarness) -> None:
+    def test_reads_a_running_execution_with_its_times(self, harness: Harness) -> None:
         begun = harness.started()
 
         record = run_sync(harness.store.get(harness.key))
@@ -205,22 +205,22 @@ class TestGet:
             assert abs(time - now - timedelta(milliseconds=after_ms)) < MOMENT
         assert record.result is None
 
-    def test_reads_a_record_without_an_expiry(self, harness: RecordHarness) -> None:
+    def test_reads_a_record_without_an_expiry(self, harness: Harness) -> None:
         harness.completed()
         harness.client.persist(harness.name)
 
         assert run_sync(harness.store.get(harness.key)).expires_at is None
         harness.forget()
 
-    def test_reads_no_record_of_another_prefix(self, harness: RecordHarness, site: Site) -> None:
-        other = RecordHarness(store_at(**site.how, prefix="other"), harness.client)
+    def test_reads_no_record_of_another_prefix(self, harness: Harness, site: Site) -> None:
+        other = Harness(store_at(**site.how, prefix="other"), harness.client)
         harness.completed()
 
         assert run_sync(other.store.get(harness.key)) is None
         assert other.begin().case == "begun"
 
 
-def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> None:
+def test_a_value_of_another_type_is_a_corrupt_record(harness: Harness) -> None:
     shown = harness.completed()
     harness.client.delete(harness.name)
     harness.client.hset(harness.name, "field", "value")
@@ -246,7 +246,7 @@ def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> 
     assert not harness.client.exists(harness.name)
 
 
-def test_tokens_are_the_servers_time_in_microseconds(harness: RecordHarness) -> None:
+def test_tokens_are_the_servers_time_in_microseconds(harness: Harness) -> None:
     replies = []
     for _ in range(20):
         replies.append(harness.begin())
@@ -258,7 +258,7 @@ def test_tokens_are_the_servers_time_in_microseconds(harness: RecordHarness) -> 
 
 
 class TestLabel:
-    def test_stays_in_the_record_and_costs_its_bytes(self, harness: RecordHarness) -> None:
+    def test_stays_in_the_record_and_costs_its_bytes(self, harness: Harness) -> None:
         label = "order 42 · Straße"
         tail = Tail(label=label)
         harness.completed()
@@ -279,7 +279,7 @@ class TestLabel:
         assert len(harness.raw or b"") - without == len(label.encode()) + 2
         assert harness.record().fingerprint == harness.key.fingerprint
 
-    def test_that_another_program_wrote_is_escaped(self, harness: RecordHarness) -> None:
+    def test_that_another_program_wrote_is_escaped(self, harness: Harness) -> None:
         harness.complete(harness.started().token, tail=Tail(label="order 42 · Straße"))
         raw = harness.raw or b""
         harness.put(raw.replace("Straße".encode(), b"\x1b[2J\xff\n\n"))
@@ -287,7 +287,7 @@ class TestLabel:
         assert harness.record().label == "order 42 · \\x1b[2J\ufffd"
 
 
-def test_the_next_message_runs_after_the_end_and_copies_replay(harness: RecordHarness) -> None:
+def test_the_next_message_runs_after_the_end_and_copies_replay(harness: Harness) -> None:
     turn, tokens = Turn(harness), []
     for message in (turn.first, turn.second, turn.third):
         tokens.append(message.started().token)
@@ -306,7 +306,7 @@ def test_the_next_message_runs_after_the_end_and_copies_replay(harness: RecordHa
 
 
 class TestPublish:
-    def test_while_a_call_runs_lets_one_more_wait(self, harness: RecordHarness) -> None:
+    def test_while_a_call_runs_lets_one_more_wait(self, harness: Harness) -> None:
         collapsing = Turn(harness, waits=True)
         running = collapsing.first.started()
 
@@ -321,7 +321,7 @@ class TestPublish:
         assert collapsing.second.begin().case == "begun"
         assert collapsing.third.publish().case == "reserved"
 
-    def test_sees_a_message_that_has_begun_without_its_slot(self, harness: RecordHarness) -> None:
+    def test_sees_a_message_that_has_begun_without_its_slot(self, harness: Harness) -> None:
         """A worker of another version, or with other options, does not know the slot."""
         collapsing = Turn(harness, waits=True)
         collapsing.first.publish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
-from tests.worker.harness import Monitor, Shop
+from tests.worker.harness import Monitor, OpenShop, Shop
 from tests.worker.ledger import Ledger
 
 
@@ -41,20 +41,20 @@ def store() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def open_shop(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Shop]:
+def open_shop(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> OpenShop:
     """``with open_shop(setting=value) as shop:``, for tests that need their own workers."""
     return lambda **settings: Shop(server, tmp_path_factory.mktemp("shop"), **settings)
 
 
 @pytest.fixture(scope="session")
-def default_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def default_shop(open_shop: OpenShop) -> Iterator[Shop]:
     with open_shop() as shop:
         shop.start_worker(concurrency=4)
         yield shop
 
 
 @pytest.fixture(scope="module")
-def shared_shop(request: Any, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(request: Any, open_shop: OpenShop) -> Iterator[Shop]:
     """The shop of all modules, or one with the settings in `SHOP` of this module.
 
     It has one worker, or one for each of the lists of options in `WORKERS`.

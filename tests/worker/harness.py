@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -344,6 +344,9 @@ class Shop:
         self.redis.close()
         close(self.app)
         assert self.bypasses or not any(BYPASSED in worker.logs() for worker in self.workers)
+
+
+OpenShop = Callable[..., Shop]
 
 
 def _signal_number(name: str | int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kombu import Exchange, Queue
@@ -10,7 +10,7 @@ from kombu.common import Broadcast
 
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.shop import app
 from tests.worker.tasks import pack, try_later
 
@@ -32,7 +32,7 @@ TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 @pytest.fixture(
     scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )
-def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(request: pytest.FixtureRequest, open_shop: OpenShop) -> Iterator[Shop]:
     broker = {}
     if request.param == "rabbitmq":
         server: RabbitMQ = request.getfixturevalue("rabbitmq")

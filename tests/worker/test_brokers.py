@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from celery import Celery
@@ -19,21 +19,21 @@ from celery_idempotent.core.task.publish.put_back import confirming_producer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.harness import LEASE, Shop, check_duplicates, check_retry
+from tests.worker.harness import LEASE, OpenShop, Shop, check_duplicates, check_retry
 from tests.worker.ledger import Run
 from tests.worker.tasks import pack, rejecting, try_later
 
 pytestmark = pytest.mark.rabbitmq
 
 
-def open_on(url: str, open_shop: Callable[..., Shop]) -> Shop:
+def open_on(url: str, open_shop: OpenShop) -> Shop:
     """Returns a shop whose queue is on this broker."""
     queue = f"queue-{os.urandom(4).hex()}"
     return open_shop(idempotency_lease=LEASE, broker_url=url, task_default_queue=queue)
 
 
 @pytest.fixture(scope="module")
-def shared_shop(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(rabbitmq: RabbitMQ, open_shop: OpenShop) -> Iterator[Shop]:
     with open_on(rabbitmq.url, open_shop) as shop:
         shop.start_worker(concurrency=2)
         yield shop
@@ -46,7 +46,7 @@ def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def doomed(proxy: Proxy, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def doomed(proxy: Proxy, open_shop: OpenShop) -> Iterator[Shop]:
     """A shop whose worker the test kills."""
     with open_on(proxy.url, open_shop) as shop:
         shop.start_worker(concurrency=2)
@@ -134,7 +134,7 @@ def test_expired_copy_is_not_lost(proxy: Proxy, doomed: Shop, order: str) -> Non
 
 
 def test_rejected_duplicate_is_dead_lettered(
-    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+    rabbitmq: RabbitMQ, open_shop: OpenShop, order: str
 ) -> None:
     dead_letter_arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     queue = {"exchange": "alive", "binding_key": "alive", "queue_arguments": dead_letter_arguments}

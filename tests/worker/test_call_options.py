@@ -17,7 +17,7 @@ from celery_idempotent import KeyRuleError
 from celery_idempotent.core.store import commands, run_sync
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import ITEMS, fan_out
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import charge, flaky, pack, tick, try_later
 
@@ -102,9 +102,7 @@ SCHEDULE = {"every half second": {"task": "shop.tick", "schedule": 0.5, "args": 
 
 
 @pytest.mark.exhaustive
-def test_beat_runs_a_task_once_per_tick_despite_copies(
-    open_shop: Callable[..., Shop], tmp_path: Path
-) -> None:
+def test_beat_runs_a_task_once_per_tick_despite_copies(open_shop: OpenShop, tmp_path: Path) -> None:
     with open_shop(beat_schedule=SCHEDULE, beat_max_loop_interval=0.2) as shop:
         shop.start_worker("--beat", "--schedule", str(tmp_path / "schedule"), concurrency=1)
         third = shop.ledger.wait_for_run("beaten", number=3)

@@ -22,7 +22,7 @@ from celery_idempotent import ResultNotStoredError, State
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import follow_up, hand_over, hand_over_badly, report
-from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.harness import FAST_REDELIVERY, OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, final, pack
 
@@ -115,7 +115,7 @@ def test_continuation_is_sent_once_if_the_message_is_redelivered(
 @pytest.mark.core
 @pytest.mark.exhaustive
 def test_redelivery_after_the_death_of_the_broker_sends_the_callback(
-    open_shop: Callable[..., Shop], order: str
+    open_shop: OpenShop, order: str
 ) -> None:
     with RedisServer.start(config={"appendonly": "yes"}) as broker:
         url = f"{broker.url.rpartition('/')[0]}/0"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from itertools import count
 
@@ -12,7 +11,7 @@ from celery.result import AsyncResult
 
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
-from tests.worker.harness import KILLED_WORKERS, Shop
+from tests.worker.harness import KILLED_WORKERS, OpenShop, Shop
 from tests.worker.tasks import LONGEST_QUIET, QUIET, debounced
 
 SHOP = {"idempotency_lease": 4.0}
@@ -59,9 +58,7 @@ def test_a_later_eta_counts(shop: Shop, order: str, kind: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_restarts_change_nothing(
-    open_shop: Callable[..., Shop], store: RedisServer, order: str
-) -> None:
+def test_restarts_change_nothing(open_shop: OpenShop, store: RedisServer, order: str) -> None:
     settings = {**KILLED_WORKERS, "idempotency_redeliver_after": None}
     with open_shop(idempotency_redis_url=store.url, **settings) as shop:
         worker = shop.start_worker(concurrency=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
 from datetime import date, datetime, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -16,7 +15,7 @@ import pytest
 from celery_idempotent import CallOutcome, ResultNotStoredError, State, outcome_of
 from tests.apps import run_command
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop, check_duplicates
+from tests.worker.harness import OpenShop, Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import forgetful, give, pack, silent, thrifty, unserialisable
 
@@ -165,7 +164,7 @@ def test_eager_calls_share_the_key_with_workers(ledger: Ledger, order: str) -> N
 
 
 def test_duplicate_waits_for_an_offload_backend_that_is_unavailable(
-    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+    open_shop: OpenShop, order: str, tmp_path: Path
 ) -> None:
     large, storage = "VISA-1111-1111-1111" * 40, f"file://{tmp_path}"
     with open_shop(idempotency_max_result_size=500, idempotency_offload_backend=storage) as shop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from celery_idempotent import State
 from tests.conftest import exhaustive_except
 from tests.servers.program import is_running
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     dead_lettered,
@@ -107,7 +107,7 @@ class TestFalseAlarms:
 
     @pytest.fixture(scope="class")
     @staticmethod
-    def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    def shared_shop(open_shop: OpenShop) -> Iterator[Shop]:
         # The heartbeat extends each lease several times before a process dies.
         with open_shop(idempotency_lease=2.0) as shop:
             shop.start_worker("--max-tasks-per-child", "1", concurrency=2)
@@ -162,7 +162,7 @@ class TestFalseAlarms:
 
 
 @pytest.mark.parametrize("pool", exhaustive_except(["prefork", "gevent", "eventlet"], "prefork"))
-def test_interrupted_task_runs_again(open_shop: Callable[..., Shop], order: str, pool: str) -> None:
+def test_interrupted_task_runs_again(open_shop: OpenShop, order: str, pool: str) -> None:
     with open_shop() as shop:
         worker = shop.start_worker("--pool", pool)
         result = shop.ledger.start(pack, order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -15,7 +14,7 @@ from celery_idempotent import State
 from celery_idempotent.core.store import run_sync
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
+from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     collapsed,
@@ -144,9 +143,7 @@ def test_expired_copy_does_not_change_the_state_of_a_running_message(
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_expired_copy_runs_if_the_first_execution_dies(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
+def test_expired_copy_runs_if_the_first_execution_dies(open_shop: OpenShop, order: str) -> None:
     with open_shop(
         **{**KILLED_WORKERS, **COPIED_MESSAGES},
         idempotency_lease=2.0,

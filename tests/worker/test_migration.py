@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from celery_idempotent import IdempotentTask
 from tests.docs.pages import ROOT
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.shop import make_app
 from tests.worker.tasks import handle
@@ -69,7 +69,7 @@ for _library, _options in OPTIONS.items():
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop], server: RedisServer) -> Iterator[Shop]:
+def shared_shop(open_shop: OpenShop, server: RedisServer) -> Iterator[Shop]:
     once = {"backend": "celery_once.backends.Redis", "settings": {"url": server.url}}
     with open_shop(ONCE=once, imports=[__name__]) as shop:
         shop.start_worker(concurrency=3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.harness import COPIED_MESSAGES, Shop
+from tests.worker.harness import COPIED_MESSAGES, OpenShop, Shop
 from tests.worker.ledger import Run
 from tests.worker.tasks import (
     collapsed,
@@ -100,7 +100,7 @@ FAULTS = {"no fault": lambda shop, course: None, "a kill": kill, "a redelivery":
 
 
 @pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "no fault"))
-def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, Course]]:
+def courses(request: Any, open_shop: OpenShop) -> Iterator[dict[str, Course]]:
     """What happened for each wish, under one fault."""
     fault = FAULTS[request.param]
     with open_shop(idempotency_lease=4.0, **COPIED_MESSAGES) as shop:

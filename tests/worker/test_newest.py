@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from celery import chain
 from celery_idempotent.extensions.newest import MAX_BYTES
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.harness import COPIED_MESSAGES, Shop
+from tests.worker.harness import COPIED_MESSAGES, OpenShop, Shop
 from tests.worker.tasks import burst_of, pack
 
 #: A busy machine may let a running call miss its heartbeats for some seconds.
@@ -43,9 +43,7 @@ def test_the_first_arguments_may_be_the_newest(shop: Shop, order: str) -> None:
 
 
 @pytest.mark.parametrize("serializer", exhaustive_except(["json", "pickle"], "json"))
-def test_newest_arguments_are_encrypted(
-    open_shop: Callable[..., Shop], order: str, serializer: str
-) -> None:
+def test_newest_arguments_are_encrypted(open_shop: OpenShop, order: str, serializer: str) -> None:
     key = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
     content = {"task_serializer": serializer, "accept_content": ["pickle", "json"]}
     with open_shop(**content, idempotency_encryption_keys=[key]) as shop:

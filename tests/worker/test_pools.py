@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from celery_idempotent import State
 from tests.apps import run_command
 from tests.waiting import SOON, eventually
-from tests.worker.harness import BYPASSED, Shop, check_duplicates
+from tests.worker.harness import BYPASSED, OpenShop, Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import catching, give, pack, running, short_lease, short_turn, try_later
 
@@ -38,7 +38,7 @@ def pool(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared_shop(pool: str, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(pool: str, open_shop: OpenShop) -> Iterator[Shop]:
     with open_shop() as shop:
         shop.start_worker("--pool", pool, concurrency=30 if pool in ("gevent", "eventlet") else 4)
         yield shop
@@ -105,7 +105,7 @@ def test_a_running_call_shows_where_it_is(shop: Shop, order: str, pool: str, tas
 
 
 @pytest.mark.core
-def test_messages_that_end_without_a_decision_are_an_error(open_shop: Callable[..., Shop]) -> None:
+def test_messages_that_end_without_a_decision_are_an_error(open_shop: OpenShop) -> None:
     with open_shop() as shop:
         shop.bypasses = True
         pool = "tests.worker.bypassing:Pool"
@@ -130,7 +130,7 @@ ORDERS = 8
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--max-tasks-per-child", "--max-memory-per-child"])
 def test_each_key_runs_once_if_processes_are_replaced_after_each_task(
-    open_shop: Callable[..., Shop], order: str, option: str
+    open_shop: OpenShop, order: str, option: str
 ) -> None:
     orders = [f"{order}-{number}" for number in range(ORDERS)]
     with open_shop() as shop:
@@ -149,9 +149,7 @@ def test_each_key_runs_once_if_processes_are_replaced_after_each_task(
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_autoscaling_down_interrupts_no_execution(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
+def test_autoscaling_down_interrupts_no_execution(open_shop: OpenShop, order: str) -> None:
     orders = [f"{order}-{number}" for number in range(3)]
     with open_shop() as shop:
         worker = shop.start_worker("--autoscale", "4,1", AUTOSCALE_KEEPALIVE="0.5")

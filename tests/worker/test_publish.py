@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -22,7 +21,7 @@ from celery_idempotent.core.task.publish.result import RecordResult
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report, ship
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, charge, final, flaky, pack, try_later
 
@@ -349,7 +348,7 @@ class TestResultOfADeduplicatedPublish:
             result.get(timeout=SOON)
 
     def test_needs_no_result_backend(
-        self, server: RedisServer, open_shop: Callable[..., Shop], order: str
+        self, server: RedisServer, open_shop: OpenShop, order: str
     ) -> None:
         settings = {"result_backend": "disabled://", "idempotency_dedupe_publish": True}
         with open_shop(**settings, idempotency_redis_url=server.url) as shop:

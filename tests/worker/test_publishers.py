@@ -14,7 +14,7 @@ import pytest
 from celery_idempotent import KeyRuleError
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
-from tests.worker.harness import REPOSITORY, Shop
+from tests.worker.harness import REPOSITORY, OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import charge
 
@@ -29,7 +29,7 @@ Publish = Callable[..., tuple[str, Any, str | None]]
 @pytest.fixture(
     scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )
-def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(request: pytest.FixtureRequest, open_shop: OpenShop) -> Iterator[Shop]:
     settings = {}
     if request.param == "rabbitmq":
         broker: RabbitMQ = request.getfixturevalue("rabbitmq")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.tasks import pack, silent, try_later
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.core]
@@ -94,7 +94,7 @@ Messages = dict[str, tuple[dict[str, Any], ...]]
 
 
 @pytest.fixture(scope="module")
-def put_back_messages(open_shop: Callable[..., Shop]) -> Messages:
+def put_back_messages(open_shop: OpenShop) -> Messages:
     """Messages of duplicates: as published, put back once and three times."""
     # Nothing wakes them while the first calls run: they come back after a lease.
     with open_shop(accept_content=["json", "yaml"], idempotency_lease=4) as shop:
@@ -121,7 +121,7 @@ def test_a_message_that_is_put_back_is_unchanged(put_back_messages: Messages, na
 
 
 @pytest.fixture(scope="module")
-def retried_messages(open_shop: Callable[..., Shop]) -> Messages:
+def retried_messages(open_shop: OpenShop) -> Messages:
     """Messages as published and as retried by Celery."""
     with open_shop(accept_content=["json", "yaml"]) as shop:
         for name, options in OPTIONS.items():

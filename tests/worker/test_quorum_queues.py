@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -15,7 +15,7 @@ from celery.result import AsyncResult
 from celery_idempotent.core.task.publish.put_back import PAUSE_FACTOR, REQUEUE_PAUSE
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
-from tests.worker.harness import Shop, check_retry
+from tests.worker.harness import OpenShop, Shop, check_retry
 from tests.worker.tasks import pack, try_later
 
 pytestmark = pytest.mark.rabbitmq
@@ -50,7 +50,7 @@ def settings_for(rabbitmq: RabbitMQ, delivery_limit: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shared_shop(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(rabbitmq: RabbitMQ, open_shop: OpenShop) -> Iterator[Shop]:
     with open_shop(**settings_for(rabbitmq, DELIVERY_LIMIT)) as shop:
         for queue in shop.app.conf.task_queues:
             shop.start_worker("--queues", queue)
@@ -85,7 +85,7 @@ def test_short_retry_runs_again(shop: Shop, order: str, queue: str) -> None:
 
 @contextmanager
 def blocked(
-    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str, delivery_limit: int
+    rabbitmq: RabbitMQ, open_shop: OpenShop, order: str, delivery_limit: int
 ) -> Iterator[tuple[Shop, AsyncResult, AsyncResult]]:
     """A broker that delivers messages but accepts none, as during a memory or disk alarm.
 
@@ -110,7 +110,7 @@ def blocked(
 
 @pytest.mark.slow
 def test_duplicate_is_not_lost_while_publishers_are_blocked(
-    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+    rabbitmq: RabbitMQ, open_shop: OpenShop, order: str
 ) -> None:
     with blocked(rabbitmq, open_shop, order, 2) as (shop, first, duplicate):
         # After a constant pause, the message would be requeued again, and the queue would drop it.
@@ -125,7 +125,7 @@ def test_duplicate_is_not_lost_while_publishers_are_blocked(
 
 @pytest.mark.slow
 def test_blocked_publishers_do_not_delay_a_warm_shutdown(
-    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+    rabbitmq: RabbitMQ, open_shop: OpenShop, order: str
 ) -> None:
     with blocked(rabbitmq, open_shop, order, 5) as (shop, first, duplicate):
         (worker,) = shop.workers

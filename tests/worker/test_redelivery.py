@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -23,7 +22,7 @@ from celery_idempotent.redelivery.unacked import UnackedMessages
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
+from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, OpenShop, Shop
 from tests.worker.tasks import open_door, pack
 
 pytestmark = pytest.mark.slow
@@ -103,7 +102,7 @@ def ends(shop: Shop, calls: list[tuple[str, Any]]) -> list[list[str | None]]:
     ],
 )
 def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
-    open_shop: Callable[..., Shop], order: str, pool: str, prefix: str
+    open_shop: OpenShop, order: str, pool: str, prefix: str
 ) -> None:
     options = {"global_keyprefix": prefix, "queue_order_strategy": "priority"} if prefix else {}
     with open_shop(**SETTINGS, broker_transport_options=options) as shop:
@@ -126,7 +125,7 @@ def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
 def test_messages_of_a_living_worker_are_delivered_once(
-    open_shop: Callable[..., Shop], order: str, pool: str
+    open_shop: OpenShop, order: str, pool: str
 ) -> None:
     """The visibility timeout is 3 s here, and kombu itself searches every second."""
     with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
@@ -192,7 +191,7 @@ def test_an_acknowledged_message_does_not_come_back(shop: Shop) -> None:
 
 @pytest.mark.exhaustive
 def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
-    open_shop: Callable[..., Shop], order: str
+    open_shop: OpenShop, order: str
 ) -> None:
     """With all slots full, a worker takes no more messages and does not notice a lost broker."""
     first, second = f"{order} 1", f"{order} 2"
@@ -251,9 +250,7 @@ def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_message_of_a_frozen_child_is_given_up(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
+def test_the_message_of_a_frozen_child_is_given_up(open_shop: OpenShop, order: str) -> None:
     """Another worker takes over when the lease has expired."""
     with open_shop(**SETTINGS) as shop:
         worker = shop.start_worker(concurrency=1)
@@ -297,11 +294,7 @@ CANCEL = {"worker_cancel_long_running_tasks_on_connection_loss": True}
     ],
 )
 def test_messages_that_a_worker_loses_run_soon(
-    open_shop: Callable[..., Shop],
-    order: str,
-    lose: str,
-    settings: dict[str, Any],
-    interrupted: bool,
+    open_shop: OpenShop, order: str, lose: str, settings: dict[str, Any], interrupted: bool
 ) -> None:
     """They are not renewed any more, so that they run elsewhere or on the worker itself.
 
@@ -347,9 +340,7 @@ def test_messages_that_a_worker_loses_run_soon(
 
 
 @pytest.mark.parametrize("in_shadow", [False, True])
-def test_without_acknowledgements_a_worker_runs(
-    open_shop: Callable[..., Shop], in_shadow: bool
-) -> None:
+def test_without_acknowledgements_a_worker_runs(open_shop: OpenShop, in_shadow: bool) -> None:
     options = {"ack_emulation": False}
     with open_shop(broker_transport_options=options, idempotency_shadow=in_shadow) as shop:
         worker = shop.start_worker()

@@ -18,7 +18,7 @@ from celery_idempotent.contrib.sqlalchemy import metadata
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, task_of
 
@@ -156,7 +156,7 @@ handing_on_in_turn = task_of(hand_on, "handing_on_in_turn", idempotency_until="f
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop], tmp_path_factory: Any) -> Iterator[Shop]:
+def shared_shop(open_shop: OpenShop, tmp_path_factory: Any) -> Iterator[Shop]:
     database = tmp_path_factory.mktemp("database") / "shop.db"
     with open_shop(imports=[__name__]) as shop:
         shop.start_worker(concurrency=4, SHOP_DATABASE=str(database))

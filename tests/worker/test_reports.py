@@ -33,7 +33,7 @@ from tests.flow.deliveries import begin_elsewhere
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker import tasks
-from tests.worker.harness import Monitor, Shop, end_lease, scrape
+from tests.worker.harness import Monitor, OpenShop, Shop, end_lease, scrape
 from tests.worker.tasks import charge, misruled, pack, short_lease
 
 #: The directory to which a worker reports; it imports this module.
@@ -251,7 +251,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_shop(
-    open_shop: Callable[..., Shop], store: RedisServer, reports: Path, port: int
+    open_shop: OpenShop, store: RedisServer, reports: Path, port: int
 ) -> Iterator[Shop]:
     with open_shop(
         idempotency_redis_url=store.url, idempotency_metrics=f"127.0.0.1:{port}"

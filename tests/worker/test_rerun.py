@@ -24,7 +24,7 @@ from celery_idempotent.operations.cli.command import resolve_records
 from tests.apps import run_command as celery
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.tasks import (
     OutOfStockError,
     final,
@@ -37,7 +37,7 @@ from tests.worker.tasks import (
 
 
 @pytest.fixture(scope="module")
-def extended_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def extended_shop(open_shop: OpenShop) -> Iterator[Shop]:
     """A shop whose results have the arguments of the calls."""
     with open_shop(result_extended=True) as shop:
         shop.start_worker(concurrency=4)
@@ -320,7 +320,7 @@ def test_a_chord_counts_its_member_once(shop: Shop, order: str) -> None:
 
 
 def test_messages_are_encrypted_and_offloaded_if_they_are_large(
-    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+    open_shop: OpenShop, order: str, tmp_path: Path
 ) -> None:
     with open_shop(
         idempotency_encryption_keys=[Fernet.generate_key().decode()],
@@ -343,9 +343,7 @@ def test_messages_are_encrypted_and_offloaded_if_they_are_large(
 
 
 @pytest.mark.rabbitmq
-def test_queue_and_priority_are_kept(
-    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
-) -> None:
+def test_queue_and_priority_are_kept(rabbitmq: RabbitMQ, open_shop: OpenShop, order: str) -> None:
     name = f"queue-{uuid4().hex[:8]}"
     queue = {"exchange": name, "exchange_type": "topic", "binding_key": "orders.#"}
     queue["queue_arguments"] = {"x-max-priority": 9}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from celery_idempotent import IdempotentTask, State
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.harness import COPIED_MESSAGES, Shop
+from tests.worker.harness import COPIED_MESSAGES, OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     AFTER_VISIBILITY_TIMEOUT,
@@ -179,7 +178,7 @@ def test_a_retry_after_max_retries_releases_the_key(ledger: Ledger, order: str) 
 
 
 @pytest.mark.exhaustive
-def test_a_copy_runs_if_the_retry_is_lost(open_shop: Callable[..., Shop], order: str) -> None:
+def test_a_copy_runs_if_the_retry_is_lost(open_shop: OpenShop, order: str) -> None:
     """The broker redelivers the message of an execution that exceeds the visibility timeout."""
     with open_shop(**COPIED_MESSAGES, idempotency_lease=AFTER_VISIBILITY_TIMEOUT) as shop:
         shop.start_worker(concurrency=4)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack, reserved
 
@@ -30,7 +30,7 @@ def proxy(store: RedisServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def shared_shop(
-    open_shop: Callable[..., Shop], proxy: Proxy, request: pytest.FixtureRequest
+    open_shop: OpenShop, proxy: Proxy, request: pytest.FixtureRequest
 ) -> Iterator[Shop]:
     with open_shop(idempotency_shadow=True, idempotency_redis_url=proxy.url) as shop:
         proxy.refuse()  # a worker starts without Redis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -15,7 +15,7 @@ from celery_idempotent.core.clock import lease_now
 from celery_idempotent.redelivery import broker as brokers
 from tests.servers.moto_server import REGION, MotoServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop, check_duplicates, check_retry
+from tests.worker.harness import OpenShop, Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, try_later
 
 pytestmark = pytest.mark.exhaustive
@@ -73,7 +73,7 @@ def settings_for(
 
 
 @pytest.fixture(scope="module")
-def shared_shop(sqs: MotoServer, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(sqs: MotoServer, open_shop: OpenShop) -> Iterator[Shop]:
     # By the visibility timeout alone; the last tests have the renewal.
     with open_shop(**settings_for(sqs, None, VISIBILITY_TIMEOUT)) as shop:
         shop.start_worker(concurrency=3)
@@ -109,9 +109,7 @@ def test_execution_longer_than_the_visibility_timeout_runs_once(shop: Shop, orde
 
 
 @pytest.mark.slow
-def test_a_living_worker_renews(
-    open_shop: Callable[..., Shop], sqs: MotoServer, order: str
-) -> None:
+def test_a_living_worker_renews(open_shop: OpenShop, sqs: MotoServer, order: str) -> None:
     settings = settings_for(sqs, 60.0, VISIBILITY_TIMEOUT)
     with open_shop(**settings) as shop:
         shop.start_worker(concurrency=2)
@@ -129,7 +127,7 @@ def test_a_living_worker_renews(
 
 @pytest.mark.slow
 def test_messages_of_a_killed_worker_come_back(
-    open_shop: Callable[..., Shop], sqs: MotoServer, order: str
+    open_shop: OpenShop, sqs: MotoServer, order: str
 ) -> None:
     with open_shop(**settings_for(sqs, LEASE, 3600)) as shop:
         worker = shop.start_worker(concurrency=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +11,14 @@ from celery.result import AsyncResult
 from celery_idempotent import State
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.tasks import in_turn, pack
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.parametrize("task", [pack, in_turn])]
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+def shared_shop(open_shop: OpenShop, store: RedisServer) -> Iterator[Shop]:
     settings = {
         "idempotency_redis_url": store.url,
         "idempotency_redis_timeout": 0.5,

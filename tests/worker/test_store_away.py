@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,12 +10,12 @@ import pytest
 from celery_idempotent import StoreUnavailableError
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import OpenShop, Shop
 from tests.worker.tasks import pack, reserved, strict, unguarded
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+def shared_shop(open_shop: OpenShop, store: RedisServer) -> Iterator[Shop]:
     with open_shop(idempotency_redis_url=store.url) as shop:
         shop.start_worker(concurrency=2)
         yield shop
@@ -84,7 +84,7 @@ def test_complete_is_retried_during_the_lease(shop: Shop, store: RedisServer, or
     assert pack.delay(order).get(timeout=SOON) == receipt
 
 
-def test_it_is_logged_at_the_start_without_its_password(open_shop: Callable[..., Shop]) -> None:
+def test_it_is_logged_at_the_start_without_its_password(open_shop: OpenShop) -> None:
     unreachable = "redis://:secret@127.0.0.1:1/0"  # no server listens on this port
     with open_shop(idempotency_redis_url=unreachable) as shop:
         log = shop.start_worker(concurrency=1).logs()

@@ -7,14 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 from celery.result import AsyncResult
 
 from tests.waiting import SOON
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, freeze_past_the_lease
+from tests.worker.harness import FAST_REDELIVERY, LEASE, OpenShop, Shop, freeze_past_the_lease
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, pack
 
@@ -49,9 +48,7 @@ def test_pool_process_is_killed(shop: Shop, ledger: Ledger, order: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_frozen_execution_loses_its_lease_to_another(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
+def test_frozen_execution_loses_its_lease_to_another(open_shop: OpenShop, order: str) -> None:
     """SIGSTOP, which resembles a swapping or paused machine."""
     with open_shop(idempotency_lease=LEASE) as shop:
         frozen, winner, signals = freeze_past_the_lease(shop, pack, order)
@@ -72,7 +69,7 @@ def test_frozen_execution_loses_its_lease_to_another(
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_redelivered_copies_do_not_multiply(open_shop: Callable[..., Shop], order: str) -> None:
+def test_redelivered_copies_do_not_multiply(open_shop: OpenShop, order: str) -> None:
     with open_shop(
         broker_transport_options={**FAST_REDELIVERY, "visibility_timeout": 1},
         idempotency_redeliver_after=None,
@@ -129,9 +126,7 @@ def test_the_next_execution_does_not_run_finished_steps(
 
 
 @pytest.mark.parametrize("within", ["", pytest.param("book", marks=pytest.mark.exhaustive)])
-def test_stale_execution_completes_no_step(
-    open_shop: Callable[..., Shop], order: str, within: str
-) -> None:
+def test_stale_execution_completes_no_step(open_shop: OpenShop, order: str, within: str) -> None:
     """It was frozen before its first step or within a step, which then runs twice."""
     with open_shop(idempotency_lease=LEASE) as shop:
         frozen, winner, _ = freeze_past_the_lease(shop, ship, order, within)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
@@ -18,7 +18,7 @@ from celery_idempotent import CorruptRecordError
 from tests.apps import run_command
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
+from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, OpenShop, Shop
 from tests.worker.tasks import (
     SHORT_LEASE,
     OutOfStockError,
@@ -192,7 +192,7 @@ def test_commands_show_what_waits_and_how_soon_it_was_answered(shop: Shop, order
     assert "Duplicates that were put back: " in run_command(shop.app, "stats")
 
 
-def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: str) -> None:
+def test_the_lease_of_a_dead_worker_ends(open_shop: OpenShop, order: str) -> None:
     with open_shop() as shop:
         dying = shop.start_worker("--queues", "first", concurrency=1)
         shop.start_worker(concurrency=1)
@@ -207,9 +207,7 @@ def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: 
 
 
 @pytest.mark.exhaustive
-def test_revoked_and_expired_messages_are_passed_over(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
+def test_revoked_and_expired_messages_are_passed_over(open_shop: OpenShop, order: str) -> None:
     with open_shop() as shop:
         shop.start_worker(concurrency=2)
         shop.ledger.start(flaky, order, 1)
@@ -240,7 +238,7 @@ def test_a_record_that_cannot_be_read_refuses_what_waits_for_it(shop: Shop, orde
 class TestRedis:
     @pytest.fixture(scope="class")
     @staticmethod
-    def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+    def shared_shop(open_shop: OpenShop, store: RedisServer) -> Iterator[Shop]:
         with open_shop(idempotency_redis_url=store.url) as shop:
             shop.start_worker(concurrency=2)
             yield shop
@@ -275,7 +273,7 @@ class TestRedis:
         assert_answered_at_once(shop, order, first, duplicates)
 
 
-def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str) -> None:
+def test_the_broker_is_lost_and_back(open_shop: OpenShop, order: str) -> None:
     with open_shop(**LOST_BROKER, broker_transport_options=FAST_REDELIVERY) as shop:
         worker = shop.start_worker(concurrency=2)
         first = shop.ledger.start(pack, order)
@@ -300,7 +298,7 @@ SOFT = {"worker_soft_shutdown_timeout": 1.0, "worker_enable_soft_shutdown_on_idl
     ids=["warm", "cold", "soft", "SIGHUP", "killed"],
 )
 def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
-    open_shop: Callable[..., Shop], order: str, signal: str, settings: dict[str, Any]
+    open_shop: OpenShop, order: str, signal: str, settings: dict[str, Any]
 ) -> None:
     redelivery = {"broker_transport_options": FAST_REDELIVERY, "idempotency_redeliver_after": 3.0}
     with open_shop(**redelivery, **settings) as shop:
@@ -322,7 +320,7 @@ def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
 
 
 @pytest.mark.exhaustive
-def test_the_pool_restarts(open_shop: Callable[..., Shop], order: str) -> None:
+def test_the_pool_restarts(open_shop: OpenShop, order: str) -> None:
     with open_shop(worker_pool_restarts=True) as shop:
         shop.start_worker("--queues", "first", concurrency=1)
         name = f"{shop.start_worker(concurrency=2).name()}@here"
@@ -335,7 +333,7 @@ def test_the_pool_restarts(open_shop: Callable[..., Shop], order: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.core
-def test_rate_limited_messages_wait_for_both(open_shop: Callable[..., Shop], order: str) -> None:
+def test_rate_limited_messages_wait_for_both(open_shop: OpenShop, order: str) -> None:
     annotations = {"shop.sleepy_in_turn": {"rate_limit": "2/s"}}
     with open_shop(task_annotations=annotations) as shop:
         for _ in range(2):
@@ -346,7 +344,7 @@ def test_rate_limited_messages_wait_for_both(open_shop: Callable[..., Shop], ord
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
-def test_with_each_pool(open_shop: Callable[..., Shop], order: str, pool: str) -> None:
+def test_with_each_pool(open_shop: OpenShop, order: str, pool: str) -> None:
     if pool in ("gevent", "eventlet") and find_spec(pool) is None:
         pytest.skip(f"{pool} is not installed")
     with open_shop() as shop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from celery_idempotent.operations.worker.bootstep import describe_settings
 from tests.servers.program import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
-from tests.worker.harness import Monitor, Shop, Worker, end_lease, scrape
+from tests.worker.harness import Monitor, OpenShop, Shop, Worker, end_lease, scrape
 from tests.worker.tasks import charge, labelled, misruled, pack, short_lease
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
+def shared_shop(open_shop: OpenShop, port: int) -> Iterator[Shop]:
     with open_shop(idempotency_metrics=f"127.0.0.1:{port}", idempotency_lease=30.0) as shop:
         shop.start_worker("--task-events", concurrency=2)
         yield shop
@@ -84,7 +84,7 @@ def test_a_replay_sends_an_event_and_a_label_is_in_all_reports(
 
 @pytest.mark.exhaustive
 def test_events_are_sent_only_while_they_are_enabled(
-    open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The default: a worker sends events about itself, and task events once they are enabled.
     monkeypatch.setattr(harness, "QUIET", ("--without-gossip", "--without-mingle"))
@@ -171,7 +171,7 @@ def test_counters_are_served_before_there_is_anything_to_count(shop: Shop, port:
 
 @pytest.mark.exhaustive
 def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
-    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+    open_shop: OpenShop, order: str, tmp_path: Path
 ) -> None:
     with Ports(1) as ports, open_shop(idempotency_metrics=ports.numbers[0]) as shop:
         worker = shop.start_worker(concurrency=1, TMPDIR=str(tmp_path))
@@ -189,9 +189,7 @@ def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
 
 
 @pytest.mark.exhaustive
-def test_spawned_processes_are_counted(
-    open_shop: Callable[..., Shop], order: str, tmp_path: Path
-) -> None:
+def test_spawned_processes_are_counted(open_shop: OpenShop, order: str, tmp_path: Path) -> None:
     with (
         Ports(1) as ports,
         open_shop(worker_pool_start_method="spawn", idempotency_metrics=ports.numbers[0]) as shop,
