@@ -112,9 +112,7 @@ class TestWithoutIdempotency:
 
         assert disabled.notes == plain.notes
 
-    def test_methods_and_attributes_are_those_of_the_class(
-        self, app: Celery, disabled: Any, make: Make
-    ) -> None:
+    def test_methods_are_those_of_the_class(self, app: Celery, disabled: Any, make: Make) -> None:
         plain = make(PlainShopTask)
         for name in (*HANDLERS, "__call__"):
             method = getattr(disabled, name)
@@ -126,9 +124,7 @@ class TestWithoutIdempotency:
         assert disabled.acks_late is True
 
     @pytest.mark.parametrize("later", [True, False], ids=["enabled", "disabled"])
-    def test_a_task_that_changes_later_calls_each_once(
-        self, app: Celery, make: Make, later: bool
-    ) -> None:
+    def test_a_later_change_calls_each_once(self, app: Celery, make: Make, later: bool) -> None:
         app.conf.idempotency_enabled = not later
         task = make()
         task.delay("order")

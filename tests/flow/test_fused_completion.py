@@ -156,9 +156,7 @@ class TestObservers:
         ]
         assert notes == [note for note in first if note[0].startswith("task_")], "of a duplicate"
 
-    def test_a_receiver_that_reads_the_backend_costs_no_read(
-        self, server: RedisServer, offer: Offer
-    ) -> None:
+    def test_a_use_of_the_backend_costs_no_read(self, server: RedisServer, offer: Offer) -> None:
         deliveries = offer()
 
         def receive(sender: Any, **_: Any) -> None:
@@ -266,9 +264,7 @@ class TestEarlierResult:
 
 
 @pytest.mark.parametrize("has_record", [True, False], ids=["with a record", "without a record"])
-def test_a_database_transaction(
-    server: RedisServer, offer: Offer, tmp_path: Path, has_record: bool
-) -> None:
+def test_a_transaction(server: RedisServer, offer: Offer, tmp_path: Path, has_record: bool) -> None:
     def book(self: Any, order: str) -> str:
         self.idempotency.connection.execute(effects.insert().values(name=order, pid=0))
         if not has_record:
@@ -527,9 +523,7 @@ class TestWhereItIsOff:
         backend.result_consumer.stop()
         backend.client.close()
 
-    def test_a_wrapper_of_an_instrumentation_does_not_turn_it_off(
-        self, server: RedisServer, offer: Offer
-    ) -> None:
+    def test_an_instrumentation_leaves_it_on(self, server: RedisServer, offer: Offer) -> None:
         deliveries = offer()
         deliveries.app.finalize()
         cls = type(deliveries.task)

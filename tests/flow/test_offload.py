@@ -119,9 +119,7 @@ def test_if_the_object_cannot_be_read_the_call_fails_and_nothing_runs(
         assert task.delay("1").get() == LARGE
 
 
-def test_if_the_storage_fails_the_record_completes_without_a_value(
-    offloading: Make, directory: Path
-) -> None:
+def test_if_the_storage_fails_the_record_has_no_value(offloading: Make, directory: Path) -> None:
     task = offloading(large)
     directory.rmdir()
 

@@ -87,9 +87,7 @@ def test_a_body_that_resets_its_retries(offer: Offer) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"b": 2}], ids=["", "headers"])
-def test_a_call_as_a_function_has_the_headers_of_the_message(
-    offer: Offer, headers: dict[str, Any]
-) -> None:
+def test_a_plain_call_has_the_headers_of_the_message(offer: Offer, headers: dict[str, Any]) -> None:
     """Celery copies the attributes of a request, and takes unknown ones for headers."""
 
     def body(self: Any, depth: int) -> Any:

@@ -216,9 +216,7 @@ class TestTheStoreIsAway:
         assert len(large.delay("1").get()) == 2_000_000
         assert sent_signals == ["begun", "outcome_unsaved"]
 
-    def test_a_key_is_given_back_once_redis_replies(
-        self, task: Make, own_server: RedisServer
-    ) -> None:
+    def test_a_key_is_freed_once_redis_replies(self, task: Make, own_server: RedisServer) -> None:
         """The error of a living process counts as no death, even for ``max_attempts=1``."""
 
         def body(self: IdempotentTask, order: str) -> None:
@@ -289,9 +287,7 @@ def complete_by_replacement(task: IdempotentTask, order: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no card"), StopIteration("no card")])
-def test_an_error_of_the_replacement_is_raised_unchanged(
-    app: Celery, task: Make, error: Exception
-) -> None:
+def test_the_error_of_a_replacement_is_unchanged(app: Celery, task: Make, error: Exception) -> None:
     def body(self: IdempotentTask, order: str) -> Any:
         raise AssertionError
 
@@ -305,9 +301,7 @@ def test_an_error_of_the_replacement_is_raised_unchanged(
     assert caught.value.args == ("no card",)
 
 
-def test_a_rerun_that_meets_no_store_comes_back_as_a_rerun(
-    offer: Offer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rerun_without_store_stays_a_rerun(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [ValueError("for good")]
 
     def body(self: IdempotentTask, order: str) -> str:

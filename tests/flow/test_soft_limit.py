@@ -325,9 +325,7 @@ class TestInTheBody:
         assert isinstance(end.error, SoftTimeLimitExceeded)
         assert story.record is None
 
-    def test_a_limit_in_an_inner_call_is_raised_in_the_outer_body(
-        self, task: Make, broker_app: Celery
-    ) -> None:
+    def test_in_an_inner_call_it_is_raised_outside(self, task: Make, broker_app: Celery) -> None:
         """The inner call's outcome is stored; then the limit is raised where it was called."""
         story, inner = Story(task, broker_app), Story(task, broker_app)
         payload = inner.task.idempotency_configuration.executor.codec

@@ -37,9 +37,7 @@ def task_with_late_reply(task: Make, proxy: Proxy, runs: list[bool]) -> Idempote
 
 
 @pytest.mark.exhaustive
-def test_begin_is_sent_again_before_the_body_runs(
-    task: Make, proxy: Proxy, sent_signals: list[str]
-) -> None:
+def test_begin_is_resent_before_the_body(task: Make, proxy: Proxy, sent_signals: list[str]) -> None:
     runs: list[bool] = []
     made = task_with_late_reply(task, proxy, runs)
     sent_signals.clear()

@@ -155,9 +155,7 @@ class RecordHarness:
         self.client.close()
 
 
-def idempotent_function(
-    harness: RecordHarness, body: Callable[[], Awaitable[Any]], **options: Any
-) -> Any:
+def idempotent_function(harness: RecordHarness, body: Body, **options: Any) -> Any:
     @harness.idem.idempotent(key="{order}", name="shop.slow", **options)
     async def charge(order: str) -> Any:
         return await body()
@@ -251,9 +249,7 @@ def moment(harness: RecordHarness, name: str) -> Moment:
 
 
 @pytest.fixture
-def harness(
-    server: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RecordHarness]:
+def harness(server: RedisServer, key: str, monkeypatch: Any) -> Iterator[RecordHarness]:
     monkeypatch.setattr(tracking, "IDLE_TIMEOUT", 0.5)  # of the connection of waiting calls
     with Proxy(server.url) as proxy:
         harness = RecordHarness(server, proxy, key)

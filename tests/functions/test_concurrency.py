@@ -125,9 +125,7 @@ class TestSingleFlight:
 
 class TestHeartbeat:
     @pytest.mark.exhaustive
-    def test_a_long_await_keeps_its_lease_without_a_thread(
-        self, idem: Idempotency, run: Run, key: str
-    ) -> None:
+    def test_a_long_await_needs_no_thread(self, idem: Idempotency, run: Run, key: str) -> None:
         @idem.idempotent(key="{order}", name="shop.long")
         async def charge(order: str) -> int:
             await asyncio.sleep(1.8 * LEASE)

@@ -56,9 +56,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(params=["with", "async with"])
-async def open_context(
-    request: pytest.FixtureRequest, idem: Idempotency
-) -> AsyncIterator[OpenContext]:
+async def open_context(request: Any, idem: Idempotency) -> AsyncIterator[OpenContext]:
     """Opens ``with idem.execution(key)`` or ``async with idem.execution(key)``."""
 
     @asynccontextmanager
@@ -130,9 +128,7 @@ def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str,
 
 
 @pytest.mark.parametrize("options", [{"wait_timeout": 0}, {"on_conflict": "raise"}], ids=repr)
-async def test_a_held_key_is_a_conflict(
-    open_context: OpenContext, key: str, options: dict[str, Any]
-) -> None:
+async def test_a_held_key_is_a_conflict(open_context: OpenContext, key: str, options: Any) -> None:
     async with open_context(key) as first:
         async with open_context(key, **options) as second:
             assert second.decision is Decision.CONFLICT
@@ -209,9 +205,7 @@ async def test_finished_steps_are_not_repeated(open_context: OpenContext, key: s
 
 
 @pytest.mark.filterwarnings("error")
-async def test_steps_with_one_name_or_without_an_end_are_refused(
-    open_context: OpenContext, key: str
-) -> None:
+async def test_repeated_and_lazy_steps_are_refused(open_context: OpenContext, key: str) -> None:
     async def reserve() -> str:
         return "r-1"
 

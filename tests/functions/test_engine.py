@@ -31,9 +31,7 @@ class TestConstruction:
         assert idem.idempotent(name="charge")(lambda order: order)(key) == key
         assert Idempotency(app, key_prefix=key).executor is idem.executor
 
-    def test_a_client_serves_either_blocking_code_or_coroutines(
-        self, server: RedisServer, key: str
-    ) -> None:
+    def test_a_client_serves_functions_or_coroutines(self, server: RedisServer, key: str) -> None:
         blocking = Idempotency(server.client(), key_prefix=key)
 
         async def charge(order: str) -> str:
@@ -150,9 +148,7 @@ def test_an_invalid_option_is_rejected_in_one_line(
 
 
 @pytest.mark.parametrize("decorate", [Celery("shop", set_as_current=False).task, shared_task])
-def test_a_task_is_no_function(
-    monkeypatch: pytest.MonkeyPatch, idem: Idempotency, decorate: Any
-) -> None:
+def test_a_task_is_no_function(monkeypatch: Any, idem: Idempotency, decorate: Any) -> None:
     # A shared task belongs to the current app; that of an earlier test may be closed.
     monkeypatch.setattr(_tls, "current_app", Celery("current", set_as_current=False))
 

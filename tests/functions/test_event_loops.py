@@ -95,9 +95,7 @@ def bounded(client: redis.Redis) -> Iterator[Bounded]:
 
 
 @pytest.mark.parametrize("way", exhaustive_except(WAYS, "asyncio"))
-def test_a_loop_that_is_shut_down_leaves_no_connections(
-    charge: Charge, bounded: Bounded, way: str
-) -> None:
+def test_a_loop_shut_down_leaves_no_connections(charge: Charge, bounded: Bounded, way: str) -> None:
     # Not by a mark: the fixtures collect the garbage of other tests.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -127,18 +125,14 @@ def test_a_loop_that_is_only_closed_leaves_few_open(charge: Charge, bounded: Bou
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
-def test_the_connections_of_a_dropped_loop_are_garbage_collected(
-    charge: Charge, bounded: Bounded
-) -> None:
+def test_connections_of_a_dropped_loop_are_collected(charge: Charge, bounded: Bounded) -> None:
     for n in range(10):
         by_dropping(charge, n)
     gc.collect()
     bounded(0)
 
 
-def test_loops_of_many_threads_leave_no_connections(
-    charge: Charge, idem: Idempotency, bounded: Bounded
-) -> None:
+def test_threads_leave_no_connections(charge: Charge, idem: Idempotency, bounded: Bounded) -> None:
     with ThreadPoolExecutor(20) as pool:
         barrier = threading.Barrier(20)
 

@@ -39,9 +39,7 @@ from tests.unit.payload.encoding import SERIALIZERS
     ],
     ids=repr,
 )
-def test_the_value_is_what_the_serializer_makes_of_it(
-    calls: Calls, key: str, value: Any, restored: Any
-) -> None:
+def test_the_value_is_what_is_restored(calls: Calls, key: str, value: Any, restored: Any) -> None:
     charge = calls.function(lambda order: value)
 
     for result in (charge(key), charge(key)):

@@ -113,9 +113,7 @@ def mariadb() -> Iterator[SQLServer]:
 
 
 @pytest.fixture(scope="session")
-def create_database(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> CreateDatabase:
+def create_database(request: Any, tmp_path_factory: pytest.TempPathFactory) -> CreateDatabase:
     """``create_database("postgresql", "django")``; the kind "pgbouncer" is PostgreSQL behind it."""
 
     def create(kind: str, library: str = "sqlalchemy") -> TestDatabase:
@@ -167,7 +165,7 @@ LIBRARIES_AND_KINDS = [
 
 
 @pytest.fixture(scope="module")
-def database(request: pytest.FixtureRequest, create_database: CreateDatabase) -> TestDatabase:
+def database(request: Any, create_database: CreateDatabase) -> TestDatabase:
     """A database of the kind in the parameter, see `each_kind`."""
     return create_database(request.param)
 
@@ -186,9 +184,7 @@ def start_shop(
 
 
 @pytest.fixture(scope="module")
-def calls(
-    request: pytest.FixtureRequest, server: RedisServer, create_database: CreateDatabase
-) -> dict[str, Any]:
+def calls(request: Any, server: RedisServer, create_database: CreateDatabase) -> dict[str, Any]:
     """The output of the module that the test names in `CALLS`, with this kind of database."""
     database = create_database(request.param, "django")
     output: dict[str, Any] = output_of(request.module.CALLS, database.pooled_url, server.url)

@@ -67,9 +67,7 @@ class Shop:
             for number in range(workers)
         ]
 
-    def charge(
-        self, order: str, end: str = "return", name: str = "charge", **options: Any
-    ) -> AsyncResult:
+    def charge(self, order: str, end: str = "return", name: str = "charge", **options: Any) -> Any:
         """Publishes a charge."""
         return self.app.send_task(f"sql_shop.{name}", (order,), {"end": end}, **options)
 

@@ -19,9 +19,7 @@ pytestmark = each_kind
 
 
 class TestSteps:
-    def test_a_step_of_the_body_s_transaction_is_rolled_back_with_it(
-        self, shop: Shop, order: str
-    ) -> None:
+    def test_a_step_in_the_transaction_is_rolled_back_with_it(self, shop: Shop, order: str) -> None:
         runs: list[int] = []
 
         def during() -> int:
@@ -51,9 +49,7 @@ class TestSteps:
 
 
 class TestBlocks:
-    def test_a_block_is_one_transaction(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
+    def test_one_transaction(self, idem: Idempotency, database: TestDatabase, order: str) -> None:
         def charge(fail: bool = False) -> Any:
             with idem.execution(order, transaction=database.engine) as execution:
                 if execution.decision is Decision.REPLAY:

@@ -64,9 +64,7 @@ class TestOutcomes:
     @pytest.mark.parametrize(
         "options", [{"store_result": False}, {"max_result_size": 100}], ids=str
     )
-    def test_a_result_that_is_not_stored(
-        self, new_shop: NewShop, order: str, options: dict[str, Any]
-    ) -> None:
+    def test_a_result_that_is_not_stored(self, new_shop: NewShop, order: str, options: Any) -> None:
         shop = new_shop(**options)
         shop.during = lambda: "x" * 1000
         shop.charge(order)

@@ -23,9 +23,7 @@ def poison_call(shop: Shop, order: str) -> None:
 
 @each_kind
 class TestPoisoned:
-    def test_its_committed_outcome_is_returned(
-        self, shop: Shop, database: TestDatabase, order: str
-    ) -> None:
+    def test_its_outcome_is_returned(self, shop: Shop, database: TestDatabase, order: str) -> None:
         receipt = shop.charge(order)
         poison_call(shop, order)
 
@@ -41,9 +39,7 @@ class TestPoisoned:
             shop.charge(order)
         assert shop.runs == 0
 
-    def test_waits_for_the_end_of_a_transaction(
-        self, shop: Shop, database: TestDatabase, order: str
-    ) -> None:
+    def test_waits_for_a_transaction(self, shop: Shop, database: TestDatabase, order: str) -> None:
         """An execution is frozen in its body, and was taken over too often."""
         begun, frozen = threading.Event(), threading.Event()
 

@@ -59,9 +59,7 @@ def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) 
 
 
 @pytest.mark.parametrize("database", kinds("postgresql", "mariadb")[1:], indirect=True)
-def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
-    database: TestDatabase, order: str
-) -> None:
+def test_passes_by_rows_taken_over_and_blocks_no_claim(database: TestDatabase, order: str) -> None:
     """Other transactions are open, under the strictest isolation."""
     insert_rows(database, 5, expires_at=1000)
     engine = new_engine(database.url, isolation_level="SERIALIZABLE")

@@ -186,9 +186,7 @@ def test_a_part_that_can_never_be_published_fails_the_task(shop: Shop, dies: boo
 
 
 @pytest.mark.parametrize("order_of_delivery", ["duplicate first", "part first"])
-def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
-    shop: Shop, order_of_delivery: str
-) -> None:
+def test_a_duplicate_of_a_part_that_was_not_recorded(shop: Shop, order_of_delivery: str) -> None:
     """The process is killed after the commit, and the lease expires."""
     message = shop.call()
     part = shop.deliveries.next()

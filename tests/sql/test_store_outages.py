@@ -64,9 +64,7 @@ class TestUnavailable:
         store.restart()
         shop.assert_charged_once(order)
 
-    def test_for_longer_than_the_lease_of_a_call(
-        self, shop: Shop, store: RedisServer, order: str
-    ) -> None:
+    def test_for_longer_than_the_lease(self, shop: Shop, store: RedisServer, order: str) -> None:
         """And its record is still there afterwards, for others to take over."""
         first = shop.start(order)
         store.kill()

@@ -94,9 +94,7 @@ def test_any_arguments_give_a_listed_reply_or_an_error_and_every_record_expires(
 class TestThroughTheStore:
     """Arguments of callers, written by Lua and read by Python."""
 
-    def test_a_task_id_that_is_too_long_is_rejected_before_it_is_sent(
-        self, harness: Harness
-    ) -> None:
+    def test_too_long_a_task_id_is_rejected_before_it_is_sent(self, harness: Harness) -> None:
         for act in (
             lambda: harness.begin(task_id="x" * 65_535),
             lambda: harness.reserve("é" * 32_768),
@@ -108,9 +106,7 @@ class TestThroughTheStore:
         assert harness.raw is None
 
     @pytest.mark.parametrize("lease_ms", [0, -1, -(10**20), 10**20, 2**63])
-    def test_a_duration_that_redis_rejects_changes_nothing(
-        self, harness: Harness, lease_ms: int
-    ) -> None:
+    def test_a_duration_out_of_range_changes_nothing(self, harness: Harness, lease_ms: int) -> None:
         before = harness.started()
 
         with pytest.raises(StoreUnavailableError, match="Redis replied with an error"):

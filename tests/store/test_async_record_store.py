@@ -45,9 +45,7 @@ def run_story(story: Story, url: str, **config: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_a_command_whose_reply_is_lost_is_resent(
-    proxied: Harness, proxy: Proxy, server: RedisServer
-) -> None:
+def test_a_lost_reply_is_sent_again(proxied: Harness, proxy: Proxy, server: RedisServer) -> None:
     async def run(store: RecordStore) -> str:
         await store.execute(begin())  # loads the script
         proxied.forget()
@@ -78,9 +76,7 @@ def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) 
     gc.collect()
 
 
-def test_any_number_of_tasks_can_send_commands_concurrently(
-    harness: Harness, server: RedisServer
-) -> None:
+def test_any_number_of_tasks_can_send_at_once(harness: Harness, server: RedisServer) -> None:
     before = harness.client.info("clients")["connected_clients"]
 
     async def run(store: RecordStore) -> list[Reply]:

@@ -43,9 +43,7 @@ def moving(harness: Harness, cluster: ClusterServers) -> Iterator[SlotMove]:
 
 
 @pytest.mark.exhaustive
-def test_a_store_that_sends_commands_during_a_failover_recovers(
-    harness: Harness, cluster: ClusterServers
-) -> None:
+def test_a_store_in_use_recovers_from_a_failover(harness: Harness, cluster: ClusterServers) -> None:
     token = harness.started().token
     master, successor = cluster.master_of(harness.name), cluster.replica_of(harness.name)
     wait_until(lambda: successor.is_copy_of(master), "the replica lags")
@@ -140,9 +138,7 @@ class TestSlotMigration:
         with cluster.master_of(harness.name).client() as client:
             assert client.get(harness.name) == harness.raw
 
-    def test_a_heartbeat_extends_leases_on_both_nodes(
-        self, harness: Harness, cluster: ClusterServers
-    ) -> None:
+    def test_a_heartbeat_serves_both_nodes(self, harness: Harness, cluster: ClusterServers) -> None:
         keys = [Key("shop.charge", f"{number:022}") for number in range(10)]
         leases = [
             LeaseExtension(key, harness.started(key=key).token, LEASE_MS, RETENTION_MS)
@@ -161,9 +157,7 @@ class TestSlotMigration:
         assert cases() == ["ok"] * 10
 
 
-def test_a_begin_returns_when_the_replica_has_it(
-    harness: Harness, site: Site, cluster: ClusterServers
-) -> None:
+def test_begin_waits_for_a_replica(harness: Harness, site: Site, cluster: ClusterServers) -> None:
     careful = Harness(store_at(**site.how, wait_replicas=1), harness.client)
     careful.completed()
     careful.forget()

@@ -16,9 +16,7 @@ from tests.store.record_harness import CALLS, Harness, Turn
 VALUE = "x" * 98  # 100 bytes as JSON
 
 
-def test_a_completed_record_uses_less_memory_than_celerys_result(
-    harness: Harness, server: RedisServer
-) -> None:
+def test_an_outcome_is_smaller_than_celerys_result(harness: Harness, server: RedisServer) -> None:
     app = Celery("shop", backend=server.url, set_as_current=False)
     task_id = str(uuid4())
     app.backend.store_result(task_id, VALUE, "SUCCESS")

@@ -31,9 +31,7 @@ def trio(site: Site, connection: redis.Redis) -> Iterator[SentinelServers]:
     connection.connection_pool.disconnect()  # to the old master
 
 
-def test_a_store_that_sends_commands_during_a_failover_recovers(
-    harness: Harness, trio: SentinelServers
-) -> None:
+def test_a_store_in_use_recovers_from_a_failover(harness: Harness, trio: SentinelServers) -> None:
     token = harness.started().token
     wait_until(lambda: trio.replica.is_copy_of(trio.master), "the replica lags")
     trio.master.kill()
@@ -50,9 +48,7 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
     assert harness.record().state is State.COMPLETED
 
 
-def test_a_connection_to_the_old_master_is_replaced(
-    harness: Harness, trio: SentinelServers
-) -> None:
+def test_a_connection_to_an_old_master_is_replaced(harness: Harness, trio: SentinelServers) -> None:
     """A frozen master resumes as a replica, with its connections still open."""
     token = harness.started().token
     old, successor = trio.master, trio.replica

@@ -61,9 +61,7 @@ Published = Callable[[], list[bytes]]
 
 
 @pytest.mark.core
-def test_stores_the_outcome_and_the_result(
-    harness: Harness, server: RedisServer, published: Published
-) -> None:
+def test_stores_both_at_once(harness: Harness, server: RedisServer, published: Published) -> None:
     started = harness.started()
 
     assert complete(harness, started.token)._replace(now_ms=0) == ("written", b"", 0)
@@ -113,9 +111,7 @@ def test_a_server_that_refuses_the_second_key_completes_the_record(
     assert harness.client.get(NAME) is None
 
 
-def test_an_error_that_passes_does_not_turn_it_off(
-    proxied: Harness, proxy: Proxy, server: RedisServer
-) -> None:
+def test_a_passing_error_leaves_it_on(proxied: Harness, proxy: Proxy, server: RedisServer) -> None:
     client, is_writable = proxied.client, Event()
     sha = client.script_load(scripts.load("settle").source)
     proxy.delay_reply(sha, 0, after=is_writable)
@@ -135,9 +131,7 @@ def test_an_error_that_passes_does_not_turn_it_off(
     assert complete(proxied, proxied.started().token).case == "written"
 
 
-def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
-    harness: Harness, server: RedisServer
-) -> None:
+def test_without_publish_celery_writes_the_result(harness: Harness, server: RedisServer) -> None:
     with narrow_user(harness, server.url, keys=["*"], reset_channels=True) as url:
         silent = Harness(store_at(url), harness.client)
 
@@ -146,9 +140,7 @@ def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
     assert harness.client.get(NAME) is None
 
 
-def test_a_replay_that_is_refused_does_not_turn_fused_completion_off(
-    harness: Harness, server: RedisServer
-) -> None:
+def test_a_refused_replay_leaves_it_on(harness: Harness, server: RedisServer) -> None:
     """The record stays as it is, whatever it is."""
     with narrow_user(harness, server.url, keys=["idem:*"]) as url:
         store = store_at(url)

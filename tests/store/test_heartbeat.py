@@ -256,9 +256,7 @@ def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
         assert not thread.is_alive()
 
 
-def test_an_unexpected_error_does_not_end_the_others(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_leaves_the_others(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
 
     def explode(raw: bytes) -> None:

@@ -127,9 +127,7 @@ class TestNoReplyAtAll:
 
         assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
-    def test_a_begin_that_timed_out_holds_the_key_for_a_lease(
-        self, proxy: Proxy, harness: Harness
-    ) -> None:
+    def test_a_begin_that_timed_out_holds_the_key(self, proxy: Proxy, harness: Harness) -> None:
         warm(harness)
         short_timeout = Harness(store_at(proxy.url + "?socket_timeout=0.1"), harness.client)
         for _ in range(3):

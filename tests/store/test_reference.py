@@ -126,9 +126,7 @@ class TestWriting:
         store.refer(command)
         written(proxied)
 
-    def test_an_error_reply_is_ignored(
-        self, harness: Harness, server: RedisServer, client: Redis
-    ) -> None:
+    def test_errors_are_ignored(self, harness: Harness, server: RedisServer, client: Redis) -> None:
         with narrow_user(harness, server.url, keys=["idem:shop*", "idem:{idem:shop*"]) as url:
             narrow = Harness(store_at(url), client)
             narrow.completed()

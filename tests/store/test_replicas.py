@@ -156,9 +156,7 @@ class TestFrozenReplica:
         shown = record if transition == "forget" else record.token
         assert getattr(hasty, transition)(shown).case == "ok"
 
-    def test_a_duplicate_is_answered(
-        self, harness: Harness, hasty: Harness, replica: RedisServer
-    ) -> None:
+    def test_replays_go_on(self, harness: Harness, hasty: Harness, replica: RedisServer) -> None:
         harness.completed()
         replica.pause()
 

@@ -45,9 +45,7 @@ def test_an_error_of_the_server_keeps_the_connection(transport: ServerTransport)
     assert connection_of(transport) == before
 
 
-def test_all_connections_are_replaced_after_a_restart(
-    transport: ServerTransport, server: RedisServer
-) -> None:
+def test_all_are_replaced_after_a_restart(transport: ServerTransport, server: RedisServer) -> None:
     together = threading.Barrier(5)
 
     def wait(_: int) -> None:
@@ -61,9 +59,7 @@ def test_all_connections_are_replaced_after_a_restart(
     assert send(transport, "ECHO", "still there") == b"still there"
 
 
-def test_a_connection_may_be_lost_any_number_of_times(
-    transport: ServerTransport, server: RedisServer
-) -> None:
+def test_connections_may_be_lost_often(transport: ServerTransport, server: RedisServer) -> None:
     # A pool of redis-py 8 is limited to a hundred connections by default.
     with server.client() as client:
         for _ in range(120):

@@ -440,9 +440,7 @@ def end_lease(task: Any, *args: Any) -> None:
     )
 
 
-def check_duplicates(
-    shop: Shop, task: Any, order: str, number: int, *, at_once: bool = True
-) -> Any:
+def check_duplicates(shop: Shop, task: Any, order: str, number: int, at_once: bool = True) -> Any:
     """Asserts that duplicates of a running call get its result, without an execution; returns it.
 
     Args:

@@ -341,9 +341,7 @@ DEBOUNCE = {"idempotency_debounce": QUIET, "idempotency_debounce_max_wait": LONG
 debounced = task_of(handle_newest, "debounced", **DEBOUNCE, **NEWEST)
 
 
-def handle_until_replaced(
-    self: Any, order: str, amount: int = 1, *, by: str = "check"
-) -> dict[str, Any]:
+def handle_until_replaced(self: Any, order: str, amount: int = 1, *, by: str = "check") -> Any:
     """Runs until its order is released; `by` says how it learns that it was replaced."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         if by != "nothing":

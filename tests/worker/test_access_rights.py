@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -39,9 +39,7 @@ pytestmark = pytest.mark.slow
         for kind in (*KINDS, "cluster")
     ],
 )
-def limited(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Limited]:
+def limited(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     """A shop whose results and records are in the server, or its records in the cluster."""
     is_cluster = request.param == "cluster"
     kind, further = ("any", CLUSTER_RULES) if is_cluster else (request.param, RESULTS)

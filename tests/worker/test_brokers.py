@@ -92,9 +92,7 @@ def test_task_of_a_killed_worker_runs_again_after_the_lease(doomed: Shop, order:
 
 
 # The message is redelivered, to the worker that runs it or to another one.
-def test_redelivered_message_causes_no_second_execution(
-    rabbitmq: RabbitMQ, shop: Shop, order: str
-) -> None:
+def test_redelivered_message_runs_once(rabbitmq: RabbitMQ, shop: Shop, order: str) -> None:
     result = shop.ledger.start(pack, order)
     rabbitmq.close_connections()
     shop.ledger.wait_for_signal(result.id, "conflicted")
@@ -133,9 +131,7 @@ def test_expired_copy_is_not_lost(proxy: Proxy, doomed: Shop, order: str) -> Non
     run_again(doomed, result, order)
 
 
-def test_rejected_duplicate_is_dead_lettered(
-    rabbitmq: RabbitMQ, open_shop: OpenShop, order: str
-) -> None:
+def test_rejected_one_is_dead_lettered(rabbitmq: RabbitMQ, open_shop: OpenShop, order: str) -> None:
     dead_letter_arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     queue = {"exchange": "alive", "binding_key": "alive", "queue_arguments": dead_letter_arguments}
     with (

@@ -40,9 +40,7 @@ def test_key_of_a_signature_and_in_a_header_of_send_task(shop: Shop, order: str)
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-def test_key_identifies_the_record_through_every_delivery(
-    ledger: Ledger, order: str, tenant: str | None
-) -> None:
+def test_key_stays_through_every_delivery(ledger: Ledger, order: str, tenant: str | None) -> None:
     """After a countdown, after a retry, and for a duplicate that was requeued."""
     key: Any = f"request {order}" if tenant is None else (tenant, UUID(order))
     first = pack.apply_async((order,), idempotency_key=key, countdown=0.3)
@@ -243,9 +241,7 @@ def test_unusable_one_is_refused_by_the_worker(shop: Shop, order: str, value: ob
 
 
 @pytest.mark.exhaustive
-def test_duplicate_that_met_the_run_gets_an_outcome_that_expires_sooner(
-    ledger: Ledger, order: str
-) -> None:
+def test_duplicate_that_met_the_run_gets_an_expired_outcome(ledger: Ledger, order: str) -> None:
     first = ledger.start(pack, order, idempotency_result_ttl=1)
     duplicate = pack.apply_async((order,), idempotency_result_ttl=1)
     # It comes back after 1.5 s at least, when the result would have expired.

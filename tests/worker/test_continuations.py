@@ -114,9 +114,7 @@ def test_continuation_is_sent_once_if_the_message_is_redelivered(
 # Celery cannot publish the callback, stores FAILURE and sends ``task_failure``.
 @pytest.mark.core
 @pytest.mark.exhaustive
-def test_redelivery_after_the_death_of_the_broker_sends_the_callback(
-    open_shop: OpenShop, order: str
-) -> None:
+def test_callback_is_sent_after_the_death_of_the_broker(open_shop: OpenShop, order: str) -> None:
     with RedisServer.start(config={"appendonly": "yes"}) as broker:
         url = f"{broker.url.rpartition('/')[0]}/0"
         timeouts = {"socket_timeout": 1, "socket_connect_timeout": 1}
@@ -146,9 +144,7 @@ def test_redelivery_after_the_death_of_the_broker_sends_the_callback(
 
 # ``self.replace``
 @pytest.mark.core
-def test_result_of_a_replacement_is_that_of_the_task_and_its_duplicates(
-    ledger: Ledger, order: str
-) -> None:
+def test_task_and_duplicates_get_the_result_of_a_replacement(ledger: Ledger, order: str) -> None:
     receipts = [hand_over.delay(order).get(timeout=SOON) for _ in range(3)]
 
     assert receipts == [pack.delay(f"replacement of {order}").get(timeout=SOON)] * 3
@@ -166,9 +162,7 @@ def test_replacement_that_cannot_be_published_releases_the_key(ledger: Ledger, o
 
 @pytest.mark.core
 @pytest.mark.parametrize("to", ["silent", "ignored"])
-def test_duplicates_do_not_wait_for_an_ignored_result_of_a_replacement(
-    ledger: Ledger, order: str, to: str
-) -> None:
+def test_duplicates_do_not_wait_for_an_ignored_result(ledger: Ledger, order: str, to: str) -> None:
     hand_over.delay(order, to)
     ledger.wait_for_run(f"replacement of {order}")
     eventually(

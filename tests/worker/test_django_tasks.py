@@ -15,9 +15,7 @@ from tests.worker.harness import REPOSITORY, WorkerProcess
 
 
 @pytest.mark.parametrize("backend", ["django_tasks_celery", "django_tasks_fennel"])
-def test_a_key_rule_reads_the_arguments_of_the_function(
-    backend: str, store: RedisServer, tmp_path: Path
-) -> None:
+def test_a_key_rule_reads_the_arguments(backend: str, store: RedisServer, tmp_path: Path) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} needs a newer Python")
     module = "tests.worker.django_tasks"

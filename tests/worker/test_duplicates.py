@@ -51,9 +51,7 @@ def test_args_kwargs_and_send_task_have_the_same_key(shop: Shop, order: str) -> 
 
 
 @pytest.mark.parametrize("value", [None, 0, "", [], False, JSON_VALUES], ids=repr)
-def test_a_replayed_value_equals_the_first_with_its_types(
-    ledger: Ledger, order: str, value: Any
-) -> None:
+def test_a_replayed_value_equals_the_first_in_type(ledger: Ledger, order: str, value: Any) -> None:
     first, second = (give.delay(order, value).get(timeout=SOON) for _ in range(2))
 
     assert exactly(second) == exactly(first)

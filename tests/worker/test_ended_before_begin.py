@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,9 +74,7 @@ MODES = [new, new_in_turn, new_burst]
         *((task, reaches_its_hard_limit) for task in (new, new_burst)),
     ],
 )
-def test_the_next_call_is_published(
-    shop: Shop, order: str, task: Any, end: Callable[..., AsyncResult]
-) -> None:
+def test_the_next_call_is_published(shop: Shop, order: str, task: Any, end: Any) -> None:
     ended = end(task, shop, order)
     following = task.delay(order)
 

@@ -97,9 +97,7 @@ def test_copy_that_is_revoked_ends_the_retry(shop: Shop, ledger: Ledger, order: 
 @pytest.mark.exhaustive
 @pytest.mark.core
 @pytest.mark.parametrize("task", [pack, in_turn, collapsed])
-def test_copy_that_expires_after_the_end_leaves_the_result_alone(
-    shop: Shop, order: str, task: Any
-) -> None:
+def test_copy_that_expires_later_leaves_the_result_alone(shop: Shop, order: str, task: Any) -> None:
     result, message = publish(shop, task, order, expires=EXPIRES)
     receipt = result.get(timeout=SOON)
     wait_for_expiry(EXPIRES)

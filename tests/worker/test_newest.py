@@ -129,9 +129,7 @@ class TestPublishedInAnyCase:
         assert first.get(timeout=SOON)
         assert second.get(timeout=SOON)
 
-    def test_one_that_was_never_sent_is_not_waited_for(
-        self, shop: Shop, order: str, monkeypatch: Any
-    ) -> None:
+    def test_an_unsent_one_is_not_awaited(self, shop: Shop, order: str, monkeypatch: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(shop.app, "send_task", _refuse)
             with pytest.raises(OSError, match="away"):

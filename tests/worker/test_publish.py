@@ -240,9 +240,7 @@ def test_call_with_a_link_is_published(ledger: Ledger, order: str) -> None:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after it"])
 @pytest.mark.parametrize("way", ["apply_async", "set", "freeze"])
-def test_call_with_a_task_id_of_its_caller_is_published(
-    ledger: Ledger, order: str, way: str, ended: bool
-) -> None:
+def test_one_with_an_own_id_is_published(ledger: Ledger, order: str, way: str, ended: bool) -> None:
     first = ledger.start(pack, order)
     if ended:
         ledger.release(order)
@@ -259,7 +257,7 @@ def test_call_with_a_task_id_of_its_caller_is_published(
     assert len(ledger.runs(order)) == 1
 
 
-def test_call_with_a_task_id_of_its_caller_is_reserved(shop: Shop, order: str) -> None:
+def test_one_with_an_own_id_is_reserved(shop: Shop, order: str) -> None:
     own = pack.apply_async((order,), task_id=f"own {order}", queue=UNCONSUMED_QUEUE)
 
     assert pack.delay(order).id == own.id
@@ -347,9 +345,7 @@ class TestResultOfADeduplicatedPublish:
         with denied_join_result(), pytest.raises(RuntimeError, match="within a task"):
             result.get(timeout=SOON)
 
-    def test_needs_no_result_backend(
-        self, server: RedisServer, open_shop: OpenShop, order: str
-    ) -> None:
+    def test_needs_no_backend(self, server: RedisServer, open_shop: OpenShop, order: str) -> None:
         settings = {"result_backend": "disabled://", "idempotency_dedupe_publish": True}
         with open_shop(**settings, idempotency_redis_url=server.url) as shop:
             pack.apply((order,))

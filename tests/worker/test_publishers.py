@@ -58,9 +58,7 @@ def publish(shop: Shop) -> Publish:
 
 
 @pytest.mark.parametrize("kind", ["text", "integer", "tuple", "list", "mixed list"])
-def test_header_is_the_key_of_the_call(
-    publish: Publish, ledger: Ledger, order: str, kind: str
-) -> None:
+def test_header_is_the_key(publish: Publish, ledger: Ledger, order: str, kind: str) -> None:
     key: Any = {
         "text": f"request {order}",
         "integer": int(order[:12], 16),
@@ -79,9 +77,7 @@ def test_header_is_the_key_of_the_call(
     assert charge.idempotency_record(order) is None
 
 
-def test_header_that_is_false_runs_without_protection(
-    publish: Publish, ledger: Ledger, order: str
-) -> None:
+def test_false_header_runs_without_protection(publish: Publish, ledger: Ledger, order: str) -> None:
     for _ in range(2):
         publish(order, headers={"idempotency_key": False})
 

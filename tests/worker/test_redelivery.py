@@ -124,9 +124,7 @@ def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
-def test_messages_of_a_living_worker_are_delivered_once(
-    open_shop: OpenShop, order: str, pool: str
-) -> None:
+def test_a_living_worker_gets_its_messages_once(open_shop: OpenShop, order: str, pool: str) -> None:
     """The visibility timeout is 3 s here, and kombu itself searches every second."""
     with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
         for _ in range(2):
@@ -190,9 +188,7 @@ def test_an_acknowledged_message_does_not_come_back(shop: Shop) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
-    open_shop: OpenShop, order: str
-) -> None:
+def test_a_message_that_cannot_be_acknowledged_has_no_slot(open_shop: OpenShop, order: str) -> None:
     """With all slots full, a worker takes no more messages and does not notice a lost broker."""
     first, second = f"{order} 1", f"{order} 2"
     settings = {**SETTINGS, **LOST_BROKER, "worker_prefetch_multiplier": 1}

@@ -242,9 +242,7 @@ def test_in_the_header_of_a_chord(ledger: Ledger, order: str, shape: str) -> Non
     assert len(ledger.notes(f"after {order}")) == 1
 
 
-def test_stages_with_one_key_keep_the_outcome_without_a_backend_result(
-    ledger: Ledger, order: str
-) -> None:
+def test_stages_with_one_key_keep_the_outcome_without_a_backend(ledger: Ledger, order: str) -> None:
     in_stages.delay(order=order)
     eventually(
         lambda: len(runs := ledger.runs(order)) == 3 and runs[2].end, "the last stage has run"
@@ -258,9 +256,7 @@ def test_stages_with_one_key_keep_the_outcome_without_a_backend_result(
 
 
 @pytest.mark.exhaustive
-def test_replacement_with_the_same_key_is_taken_over_when_killed(
-    ledger: Ledger, order: str
-) -> None:
+def test_replacement_with_the_same_key_is_taken_over_if_killed(ledger: Ledger, order: str) -> None:
     expected, members = in_plain_celery(ledger, order, "the end of a chain")
     ledger.kill_once("end", order)
 
@@ -290,9 +286,7 @@ def error_of(result: AsyncResult) -> BaseException:
         *((task, "a task") for task in (handing_on_reserved, handing_on_in_turn)),
     ],
 )
-def test_the_next_call_runs_after_a_failed_replacement(
-    ledger: Ledger, order: str, task: Any, shape: str
-) -> None:
+def test_the_next_runs_after_a_failure(ledger: Ledger, order: str, task: Any, shape: str) -> None:
     first = task.delay(order, shape)
     error_of(first)
     following = task.delay(order, shape, amount=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,9 +213,7 @@ def suspended(shop: Shop) -> Iterator[None]:
     ],
     ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
 )
-def test_four_people_click_at_once(
-    extended_shop: Shop, order: str, end: Callable[[Shop, str], str]
-) -> None:
+def test_four_people_click_at_once(extended_shop: Shop, order: str, end: Any) -> None:
     shop = extended_shop
     shop.app.set_current()
     task_id = end(shop, order)
@@ -284,9 +282,7 @@ def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     assert len(shop.ledger.runs(other)) == 1
 
 
-def test_expiry_and_retries_are_dropped_and_the_callback_runs_after_the_success(
-    shop: Shop, order: str
-) -> None:
+def test_expiry_and_retries_are_dropped_and_the_callback_runs_later(shop: Shop, order: str) -> None:
     links = {"link": pack.si(f"after {order}"), "link_error": report_failure.si(order)}
     result = fail(shop, order, expires=3600, countdown=0.1, **links)
     eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")

@@ -147,9 +147,7 @@ def test_a_retry_with_other_arguments_keeps_its_key(ledger: Ledger, order: str) 
     assert len(ledger.runs(order)) == 2
 
 
-def test_a_retry_of_a_message_that_was_put_back_has_its_countdown(
-    ledger: Ledger, order: str
-) -> None:
+def test_a_retry_of_a_message_put_back_has_its_countdown(ledger: Ledger, order: str) -> None:
     """Also if it forwards the headers of the message, which has waited for another call."""
     first = ledger.start(label_in_turn, order, 1, 2.0)
     second = ledger.duplicate(label_in_turn, order, 1, 2.0)

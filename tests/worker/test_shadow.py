@@ -130,9 +130,7 @@ def test_mark_of_a_forwarded_message_is_ignored(ledger: Ledger, order: str) -> N
 
 
 @pytest.mark.parametrize("key", ["", object(), ["a", ""], "x" * 1000])
-def test_unusable_key_of_a_call_is_refused_in_the_count_only(
-    ledger: Ledger, order: str, key: object
-) -> None:
+def test_unusable_key_is_refused_in_the_count_only(ledger: Ledger, order: str, key: object) -> None:
     results = [
         pack.apply_async((order,), idempotency_key=key),
         pack.s(order).set(idempotency_key=key).apply_async(),
@@ -153,9 +151,7 @@ def test_other_arguments_are_refused_in_the_count_only(ledger: Ledger, order: st
 
 
 @pytest.mark.parametrize("fault", ["raises", "none", "object", "nan"])
-def test_key_rule_that_fails_is_refused_in_the_count_only(
-    ledger: Ledger, order: str, fault: str
-) -> None:
+def test_bad_key_rule_is_refused_in_the_count_only(ledger: Ledger, order: str, fault: str) -> None:
     result = misruled.delay(fault, order)
 
     assert result.get(timeout=SOON)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,7 @@ def proxy(store: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
-def shared_shop(
-    open_shop: OpenShop, proxy: Proxy, request: pytest.FixtureRequest
-) -> Iterator[Shop]:
+def shared_shop(open_shop: OpenShop, proxy: Proxy, request: Any) -> Iterator[Shop]:
     with open_shop(idempotency_shadow=True, idempotency_redis_url=proxy.url) as shop:
         proxy.refuse()  # a worker starts without Redis
         shop.start_worker("--pool", request.param, concurrency=2)
@@ -80,9 +79,7 @@ def test_calls_run_and_are_not_counted(shop: Shop, proxy: Proxy, order: str, out
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-def test_outage_at_the_end_changes_nothing(
-    ledger: Ledger, proxy: Proxy, order: str, outage: str
-) -> None:
+def test_at_the_end_nothing_changes(ledger: Ledger, proxy: Proxy, order: str, outage: str) -> None:
     result = ledger.start(pack, order)
     OUTAGES[outage](proxy)
     started_at = time.monotonic()

@@ -34,9 +34,7 @@ def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
         (thrifty, "not_stored", {"reason": "it is larger than idempotency_max_result_size"}),
     ],
 )
-def test_of_an_execution(
-    ledger: Ledger, order: str, task: Any, name: str, more: dict[str, Any]
-) -> None:
+def test_of_an_execution(ledger: Ledger, order: str, task: Any, name: str, more: Any) -> None:
     result = task.delay(order)
 
     signal = received(ledger, result, name)

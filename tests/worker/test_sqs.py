@@ -53,9 +53,7 @@ def messages(name: str) -> int:
     )
 
 
-def settings_for(
-    sqs: MotoServer, redeliver_after: float | None, visibility_timeout: int
-) -> dict[str, Any]:
+def settings_for(sqs: MotoServer, redeliver_after: float | None, visibility_timeout: int) -> Any:
     """Returns the settings of a shop with its own queue."""
     return {
         "broker_url": f"sqs://testing:testing@{sqs.address}",
@@ -126,9 +124,7 @@ def test_a_living_worker_renews(open_shop: OpenShop, sqs: MotoServer, order: str
 
 
 @pytest.mark.slow
-def test_messages_of_a_killed_worker_come_back(
-    open_shop: OpenShop, sqs: MotoServer, order: str
-) -> None:
+def test_messages_of_a_dead_worker_return(open_shop: OpenShop, sqs: MotoServer, order: str) -> None:
     with open_shop(**settings_for(sqs, LEASE, 3600)) as shop:
         worker = shop.start_worker(concurrency=1)
         results = {order: shop.ledger.start(pack, order)}

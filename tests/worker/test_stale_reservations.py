@@ -31,7 +31,7 @@ def shared_shop(open_shop: OpenShop, store: RedisServer) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def ran_without_store(task: Any, shop: Shop, store: RedisServer, order: str) -> AsyncResult:
+def stale(task: Any, shop: Shop, store: RedisServer, order: str) -> AsyncResult:
     """A message that was published with a reservation, and ran while the store was down."""
     result = task.apply_async((order,), queue=f"late {order}")
     store.kill()
@@ -41,21 +41,19 @@ def ran_without_store(task: Any, shop: Shop, store: RedisServer, order: str) -> 
     return result
 
 
-def test_the_next_publish_is_not_answered_by_it(
-    task: Any, ran_without_store: AsyncResult, order: str
-) -> None:
+def test_the_next_publish_is_not_answered_by_it(task: Any, stale: AsyncResult, order: str) -> None:
     following = task.delay(order)
 
-    assert following.id != ran_without_store.id
-    assert following.get(timeout=SOON) != ran_without_store.get()
+    assert following.id != stale.id
+    assert following.get(timeout=SOON) != stale.get()
 
 
 def test_a_message_without_a_reservation_does_not_wait_for_it(
-    task: Any, shop: Shop, ran_without_store: AsyncResult, order: str
+    task: Any, shop: Shop, stale: AsyncResult, order: str
 ) -> None:
     following = shop.app.send_task(task.name, (order,))
 
-    assert following.get(timeout=SOON) != ran_without_store.get()
+    assert following.get(timeout=SOON) != stale.get()
 
 
 def test_one_that_has_not_run_keeps_it(task: Any, shop: Shop, order: str) -> None:

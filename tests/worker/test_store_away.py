@@ -29,9 +29,7 @@ def _restart(store: RedisServer) -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
-def test_a_message_is_published_without_a_reservation(
-    shop: Shop, store: RedisServer, order: str
-) -> None:
+def test_publishing_reserves_nothing(shop: Shop, store: RedisServer, order: str) -> None:
     """``idempotency_dedupe_publish``."""
     store.kill()
     results = [reserved.delay(order) for _ in range(2)]

@@ -36,9 +36,7 @@ from tests.worker.tasks import (
 AT_ONCE = 5.0
 
 
-def one_at_a_time(
-    shop: Shop, number: int, seconds: float, puts_back: float = 1.5
-) -> list[list[float]]:
+def one_at_a_time(shop: Shop, number: int, seconds: float, puts_back: float = 1.5) -> list[Any]:
     """Runs calls of one key; returns the start, the number and the end of each, in order.
 
     Args:

@@ -83,9 +83,7 @@ def test_a_replay_sends_an_event_and_a_label_is_in_all_reports(
 
 
 @pytest.mark.exhaustive
-def test_events_are_sent_only_while_they_are_enabled(
-    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_are_sent_only_while_they_are_enabled(open_shop: OpenShop, monkeypatch: Any) -> None:
     # The default: a worker sends events about itself, and task events once they are enabled.
     monkeypatch.setattr(harness, "QUIET", ("--without-gossip", "--without-mingle"))
     with open_shop() as shop:
@@ -117,9 +115,7 @@ RENEWED = "celery_idempotent_messages_renewed"
 
 
 @pytest.mark.usefixtures("worker")
-def test_metrics_have_decisions_and_begins_of_all_processes(
-    shop: Shop, port: int, order: str
-) -> None:
+def test_metrics_have_decisions_and_begins_of_processes(shop: Shop, port: int, order: str) -> None:
     before = scrape(port)
     for number in range(6):
         charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
@@ -137,9 +133,7 @@ def test_metrics_have_decisions_and_begins_of_all_processes(
 
 
 @pytest.mark.usefixtures("worker")
-def test_metrics_have_a_takeover_and_no_lease_of_a_dead_process(
-    shop: Shop, port: int, order: str
-) -> None:
+def test_metrics_have_a_takeover_and_no_dead_lease(shop: Shop, port: int, order: str) -> None:
     name = 'celery_idempotent_takeover_seconds_count{task="shop.pack"}'
     before = scrape(port).get(name, 0)
     shop.ledger.hold(order)
@@ -249,9 +243,7 @@ def test_tasks_with_one_rule_and_mode_have_one_line_in_the_log_at_start() -> Non
     ]
 
 
-def test_inspect_returns_a_lease_and_its_expiry(
-    shop: Shop, worker: Worker, port: int, order: str
-) -> None:
+def test_inspect_returns_a_lease(shop: Shop, worker: Worker, port: int, order: str) -> None:
     result = shop.ledger.start(pack, order)
     run = shop.ledger.wait_for_run(order)
 

@@ -181,9 +181,7 @@ def test_a_poisoned_key_is_the_error_of_its_entry(calls: Calls, client: Redis, k
     assert "has begun 5 times" in str(entries[0].error)
 
 
-def test_a_value_that_is_not_stored_is_the_error_of_its_entry(
-    server: RedisServer, calls: Calls, key: str
-) -> None:
+def test_a_bad_value_is_the_error_of_its_entry(server: RedisServer, calls: Calls, key: str) -> None:
     calls.idem = Idempotency(server.url, key_prefix=key, max_result_size=100)
     keys = ["money", "nested", "not restored", "large", "good"]
     values: list[Any] = [Money(1), {"a": [Money(1)]}, {(1, 2): 3}, "x" * 100, (1, 2)]

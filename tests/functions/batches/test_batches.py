@@ -197,9 +197,7 @@ def test_wait_replicas_is_rejected(server: RedisServer) -> None:
         engine.begin_many(["a"])
 
 
-def test_the_error_of_the_block_is_no_outcome_of_its_keys(
-    server: RedisServer, calls: Calls, key: str
-) -> None:
+def test_the_error_of_the_block_is_no_outcome(server: RedisServer, calls: Calls, key: str) -> None:
     """The block is not the body of one key, so that `replay_errors` does not apply."""
 
     def fail(_: Any) -> None:
@@ -239,9 +237,7 @@ def test_async_batches_offload_large_values(
     idem.close()
 
 
-def test_an_async_batch_that_is_cancelled_releases_all_keys(
-    idem: Idempotency, run: Run, keys: list[str]
-) -> None:
+def test_a_cancelled_batch_releases_all_keys(idem: Idempotency, run: Run, keys: list[str]) -> None:
     async def use_batch() -> None:
         store = idem.async_executor.store
         execute_all = store.execute_all

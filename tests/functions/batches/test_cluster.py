@@ -97,9 +97,7 @@ def test_if_no_node_of_a_batch_replies_the_call_fails(
 
 
 @pytest.mark.parametrize("engine", [{"on_store_error": "run"}], ids=["run"], indirect=True)
-def test_on_store_error_run_applies_to_each_key(
-    cluster: ClusterServers, engine: Idempotency, use: Use
-) -> None:
+def test_the_policy_run_is_per_key(cluster: ClusterServers, engine: Idempotency, use: Use) -> None:
     use(names())
     keys = names()
     failing = master_of(cluster, engine, keys[0])
@@ -112,9 +110,7 @@ def test_on_store_error_run_applies_to_each_key(
     assert [token == 0 for *_, token in results] == affected
 
 
-def test_batches_find_the_promoted_replica(
-    cluster: ClusterServers, engine: Idempotency, use: Use
-) -> None:
+def test_batches_find_a_new_master(cluster: ClusterServers, engine: Idempotency, use: Use) -> None:
     """Even if the client has sent no other command since the failover."""
     use(names())
     (key,) = names(1)

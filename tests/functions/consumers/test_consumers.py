@@ -68,9 +68,7 @@ def test_a_failed_message_is_retried_then_dead_lettered(
 
 
 @pytest.mark.parametrize("policy", ["reject", "ignore"])
-def test_a_failed_message_can_be_dead_lettered_at_once_or_ignored(
-    harness: ConsumerHarness, policy: str
-) -> None:
+def test_a_failed_message_is_rejected_or_ignored(harness: ConsumerHarness, policy: str) -> None:
     harness.publish({"order": 1}, "order:1")
     harness.consume(lambda: bool(harness.handled), lambda body: 1 / 0, on_error=policy)
 
@@ -95,9 +93,7 @@ def test_a_conflicting_message_is_retried_until_the_key_is_free(harness: Consume
 
 
 @pytest.mark.parametrize("policy", ["ignore", "reject"])
-def test_a_conflicting_message_can_be_ignored_or_dead_lettered(
-    harness: ConsumerHarness, policy: str
-) -> None:
+def test_a_conflict_is_ignored_or_rejected(harness: ConsumerHarness, policy: str) -> None:
     key = uuid4().hex
     with harness.idem.execution(key):
         harness.publish({"order": 1}, key, message_id="a")
