@@ -54,14 +54,9 @@ def task(app: Celery) -> Callable[..., IdempotentTask]:
 
     def make(body: Callable[..., Any], **options: Any) -> IdempotentTask:
         name = f"executor.{uuid4().hex}"
+        named = {f"idempotency_{option}": value for option, value in options.items()}
         made: IdempotentTask = app.task(
-            body,
-            base=IdempotentTask,
-            bind=True,
-            shared=False,
-            name=name,
-            lazy=False,
-            **{f"idempotency_{option}": value for option, value in options.items()},
+            body, base=IdempotentTask, bind=True, shared=False, name=name, lazy=False, **named
         )
         return made
 
@@ -102,11 +97,10 @@ def offer(server: RedisServer) -> Iterator[Offer]:
         options: dict[str, Any] | None = None, **settings: Any,
     ) -> Deliveries:  # fmt: skip
         app = Celery("fused", set_as_current=False)
-        accept = ["json", "pickle", "yaml", "msgpack"]
         app.conf.update(
-            {"broker_url": "memory://", "result_backend": server.url, "accept_content": accept}
+            broker_url="memory://", accept_content=["json", "pickle", "yaml", "msgpack"]
         )
-        app.conf.update(settings)
+        app.conf.update({"result_backend": server.url, **settings})
         apps.append(app)
         task = app.task(
             body, base=base, bind=True, shared=False, name="fused.pay", lazy=False,

@@ -82,15 +82,9 @@ class Deliveries:
 
     def deliver(self, message: Request) -> End:
         """Runs the message; its outcome is in the result backend."""
-        failed, result, _ = trace_task_ret(
-            message.type,
-            message.id,
-            dict(message.request_dict),
-            message.body,
-            message.content_type,
-            message.content_encoding,
-            app=self.app,
-        )
+        body = message.body, message.content_type, message.content_encoding
+        headers = dict(message.request_dict)
+        failed, result, _ = trace_task_ret(message.type, message.id, headers, *body, app=self.app)
         if not failed:
             return End("success")
         error = result.exception

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.builtins import (
-    add_accumulate_task,
-    add_backend_cleanup_task,
-    add_map_task,
-    add_starmap_task,
-)
+from celery.app import builtins
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.operations.doctor import tasks as doctor
@@ -27,13 +22,9 @@ def app(server: RedisServer) -> Iterator[Celery]:
     app = Celery("shop", set_as_current=False, task_cls="celery_idempotent:IdempotentTask")
     app.finalized = True  # without the shared tasks of other tests
     # A rule that fits no built-in task.
-    app.conf.update(
-        broker_url="memory://", result_backend=server.url, idempotency_key="order:{order}"
-    )
-    add_accumulate_task(app)
-    add_backend_cleanup_task(app)
-    add_map_task(app)
-    add_starmap_task(app)
+    app.conf.update(broker_url="memory://", result_backend=server.url, idempotency_key="{order}")
+    for name in ("accumulate", "backend_cleanup", "map", "starmap"):
+        getattr(builtins, f"add_{name}_task")(app)
 
     def handle(order: str) -> str:
         return order

@@ -238,9 +238,7 @@ class TestEarlierResult:
 
         assert meta_of(deliveries, message.id)["result"] == "early"
 
-    @pytest.mark.skipif(
-        tuple(map(int, celery.__version__.split(".")[:2])) < (5, 7), reason="new in Celery 5.7"
-    )
+    @pytest.mark.skipif(celery.VERSION < (5, 7), reason="new in Celery 5.7")
     def test_a_compressed_one_is_left_to_celery(self, server: RedisServer, offer: Offer) -> None:
         deliveries = offer(options={"track_started": True}, result_compression="gzip")
         sent = sent_by(server, deliveries)

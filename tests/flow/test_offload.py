@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    IdempotentTask,
-    KeyReusedError,
-    ResultNotStoredError,
-    State,
-    StoreUnavailableError,
-)
+from celery_idempotent import IdempotentTask, KeyReusedError, State
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.errors import ResultNotStoredError, StoreUnavailableError
 from celery_idempotent.testing import IsolatedRecords
 from tests.flow.deliveries import Make, Offer, begin_elsewhere
 

@@ -79,10 +79,8 @@ class TestBody:
         deliveries = offer(describe, base=Counting)
         message = deliveries.delivered("order", idempotency_key=False)
 
-        assert meta_of(deliveries, message.id)["result"] == [
-            "counted",
-            ["order", message.id, False],
-        ]
+        result = meta_of(deliveries, message.id)["result"]
+        assert result == ["counted", ["order", message.id, False]]
 
     def test_of_a_subclass_of_a_class_that_is_bound(self, offer: Offer) -> None:
         deliveries = offer(describe, base=Stubborn)
@@ -99,10 +97,8 @@ class TestBody:
         message = deliveries.publish("order")
 
         assert deliveries.deliver(message).state == "success"
-        assert meta_of(deliveries, message.id)["result"] == [
-            "subclass",
-            ["order", message.id, True],
-        ]
+        result = meta_of(deliveries, message.id)["result"]
+        assert result == ["subclass", ["order", message.id, True]]
 
 
 class TestOwnCall:

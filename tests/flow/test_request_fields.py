@@ -19,7 +19,7 @@ from tests.flow.deliveries import Deliveries, Offer
 def rename(self: Any, end: str) -> str:
     """Changes the id of its request, like some who want another one in their logs."""
     self.request.id = f"renamed {self.request.id}"
-    if end == "uses its execution":
+    if end == "uses it":
         self.idempotency.check()
     if end == "raises":
         raise LookupError
@@ -31,9 +31,7 @@ def rename(self: Any, end: str) -> str:
 
 
 @pytest.mark.parametrize("options", [{}, {"idempotency_fused_completion": False}, {"link": True}])
-@pytest.mark.parametrize(
-    "end", ["returns", "uses its execution", "raises", "retries", "is replaced"]
-)
+@pytest.mark.parametrize("end", ["returns", "uses it", "raises", "retries", "is replaced"])
 def test_the_id_is_the_message_s(offer: Offer, end: str, options: dict[str, Any]) -> None:
     link = options.pop("link", False)
     deliveries = offer(rename, options={"idempotency_replay_errors": (LookupError,), **options})
@@ -46,10 +44,8 @@ def test_the_id_is_the_message_s(offer: Offer, end: str, options: dict[str, Any]
     assert result.state == ("FAILURE" if end == "raises" else "SUCCESS")
     record = deliveries.task.idempotency_record(end)
     assert record is not None
-    assert (record.state, record.task_id) == (
-        State.FAILED if end == "raises" else State.COMPLETED,
-        message.id,
-    )
+    state = State.FAILED if end == "raises" else State.COMPLETED
+    assert (record.state, record.task_id) == (state, message.id)
     assert not deliveries.app.backend.client.keys("celery-task-meta-renamed*")
 
 
@@ -192,9 +188,8 @@ def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None
     task_id = uuid4()
     deliveries.delivered("raises", task_id=task_id)
 
-    kept = kept_message.find(
-        deliveries.task, deliveries.task.idempotency_key_of("raises"), str(task_id)
-    )
+    key = deliveries.task.idempotency_key_of("raises")
+    kept = kept_message.find(deliveries.task, key, str(task_id))
     assert kept is not None
     assert list(kept.args) == ["raises"]
 
@@ -222,9 +217,8 @@ def test_a_header_is_not_the_state_of_a_call(offer: Offer, is_protected: bool) -
     for name in STATE:
         own_key = {} if is_protected else {"idempotency_key": False}
         deliveries.task.apply_async((name,), headers={name: STATE[name], **own_key})
-        message = IdempotentRequest(
-            deliveries.received().message, app=deliveries.app, task=deliveries.task
-        )
+        received = deliveries.received().message
+        message = IdempotentRequest(received, app=deliveries.app, task=deliveries.task)
         for _ in range(2):
             assert deliveries.deliver(message).state == "success"
 

@@ -120,9 +120,7 @@ class Sweep:
                 else:
                     judge(end)
             except AssertionError as error:
-                error.add_note(
-                    f"interrupted at line {at}, {injected.where}: {end}, {self._story.record}"
-                )
+                error.add_note(f"line {at}, {injected.where}: {end}, {self._story.record}")
                 raise
         assert at > 100, "the sweep covers the flow"
 

@@ -330,9 +330,7 @@ def test_a_cancelled_call_does_not_wait_for_a_frozen_store(key: str, way: Any) -
         server.pause()
         try:
             started_at = time.monotonic()
-            await way(
-                lambda: idem.idempotent(done, name="shop.frozen", key=None)(), asyncio.sleep(0.1)
-            )
+            await way(lambda: idem.idempotent(done, name="frozen", key=None)(), asyncio.sleep(0.1))
             assert time.monotonic() - started_at < 30
         finally:
             server.resume()

@@ -111,9 +111,8 @@ class TestSingleFlight:
         # Two processes that fork: fifty starts of Python would take a minute.
         scripts = [start_callers(server.url, key, str(CALLERS // 2)) for _ in range(2)]
         try:
-            results = [
-                line for process in scripts for line in process.communicate(timeout=100)[0].split()
-            ]
+            outputs = [process.communicate(timeout=100)[0] for process in scripts]
+            results = "".join(outputs).split()
         finally:
             for process in scripts:
                 process.kill()
@@ -158,15 +157,9 @@ class TestHeartbeat:
 
             store.extend = count_leases  # type: ignore[method-assign]
             sent_at = time.monotonic()
-            leases: list[Lease] = [
-                Lease(
-                    store,
-                    LeaseExtension(idem.key_of(f"{key}:{n}"), n, 300, 1000),
-                    sent_at,
-                    lambda raw: lost.set(),
-                )
-                for n in range(1, 21)
-            ]
+            keys = [idem.key_of(f"{key}:{n}") for n in range(20)]
+            extensions = [LeaseExtension(each, n, 300, 1000) for n, each in enumerate(keys, 1)]
+            leases = [Lease(store, each, sent_at, lambda raw: lost.set()) for each in extensions]
             for lease in leases:
                 asyncio_heartbeat().renewer(lease.store).start_renewal(lease)
             await asyncio.wait_for(lost.wait(), 10)  # no execution has these tokens

@@ -10,19 +10,10 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    Decision,
-    Idempotency,
-    IdempotencyError,
-    KeyReusedError,
-    LeaseLostError,
-    State,
-    StoreUnavailableError,
-    signals,
-)
+from celery_idempotent import Decision, Idempotency, State, StoreUnavailableError, signals
 from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import IdempotencyError, KeyReusedError, LeaseLostError, SettingsError
 from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.functions.block import BlockExecution
 from tests.functions.conftest import abandon

@@ -38,18 +38,16 @@ class TestConstruction:
             return order
 
         assert blocking.idempotent(name="blocking")(lambda order: order)(key) == key
-        with pytest.raises(
-            SettingsError, match=r"is a redis\.client\.Redis; it must be a redis\.as"
-        ):
+        message = r"is a redis\.client\.Redis; it must be a redis\.as"
+        with pytest.raises(SettingsError, match=message):
             asyncio.run(blocking.idempotent(name="async")(charge)(key))
 
         async def with_async_client() -> None:
             client = redis.asyncio.Redis.from_url(server.url)
             engine = Idempotency(client, key_prefix=key)
             assert await engine.idempotent(name="async")(charge)(key) == key
-            with pytest.raises(
-                SettingsError, match=r"is a redis\.asyncio\.\w+\.Redis; .* a redis\.Redis"
-            ):
+            message = r"is a redis\.asyncio\.\w+\.Redis; .* a redis\.Redis"
+            with pytest.raises(SettingsError, match=message):
                 engine.idempotent(name="blocking")(lambda order: order)(key)
             await client.aclose()
 

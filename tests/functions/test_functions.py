@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import (
-    ConflictError,
-    Decision,
-    Idempotency,
-    KeyReusedError,
-    StoreUnavailableError,
-)
-from celery_idempotent.errors import SettingsError
+from celery_idempotent import ConflictError, Decision, Idempotency
+from celery_idempotent.errors import KeyReusedError, SettingsError, StoreUnavailableError
 from tests.functions.conftest import Calls
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON

@@ -20,14 +20,11 @@ def metrics(restored_receivers: None) -> Metrics:
     return metrics
 
 
-def values(counter: Any) -> dict[tuple[str, ...], float]:
+def values(counter: Any) -> dict[str, float]:
     """The values of a counter by its labels."""
-    return {
-        tuple(sample.labels.values()): sample.value
-        for metric in counter.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total")
-    }
+    samples = [each for metric in counter.collect() for each in metric.samples]
+    totals = (each for each in samples if each.name.endswith("_total"))
+    return {" ".join(each.labels.values()): each.value for each in totals}
 
 
 def test_functions_and_blocks_are_counted(idem: Idempotency, metrics: Metrics, key: str) -> None:
@@ -41,20 +38,20 @@ def test_functions_and_blocks_are_counted(idem: Idempotency, metrics: Metrics, k
         execution.complete()
 
     assert values(metrics._decisions) == {
-        ("shop.charge", "run"): 1,
-        ("shop.charge", "replay"): 1,
-        ("calls", "run"): 1,
+        "shop.charge run": 1,
+        "shop.charge replay": 1,
+        "calls run": 1,
     }
 
 
 def test_replaced_heartbeats_are_counted(metrics: Metrics) -> None:
     heartbeat.on_replaced()
 
-    assert values(metrics._heartbeats_replaced) == {(): 1}
+    assert values(metrics._heartbeats_replaced) == {"": 1}
 
 
 def test_refusals_are_counted_by_reason(idem: Idempotency, metrics: Metrics, key: str) -> None:
-    @idem.idempotent(name="shop.refund", key=lambda order: order["id"])
+    @idem.idempotent(name="refund", key=lambda order: order["id"])
     def refund(order: dict[str, str]) -> None: ...
 
     with pytest.raises(KeyRuleError) as refusal:
@@ -68,15 +65,11 @@ def test_refusals_are_counted_by_reason(idem: Idempotency, metrics: Metrics, key
 
     assert isinstance(refusal.value.__cause__, KeyError)
     assert values(metrics._refused) == {
-        ("shop.refund", "key_rule"): 1,
-        ("calls", "reused"): 1,
-        ("calls", "key_rule"): 1,
+        "refund key_rule": 1,
+        "calls reused": 1,
+        "calls key_rule": 1,
     }
-    assert values(metrics._decisions) == {
-        ("shop.refund", "refused"): 1,
-        ("calls", "run"): 1,
-        ("calls", "refused"): 2,
-    }
+    assert values(metrics._decisions) == {"refund refused": 1, "calls run": 1, "calls refused": 2}
 
 
 def test_each_entry_of_a_batch_is_counted(idem: Idempotency, metrics: Metrics, key: str) -> None:
@@ -86,8 +79,4 @@ def test_each_entry_of_a_batch_is_counted(idem: Idempotency, metrics: Metrics, k
     with idem.execution(keys[1]), idem.begin_many(keys) as batch:
         batch.complete_many()
 
-    assert values(metrics._decisions) == {
-        ("calls", "run"): 4,
-        ("calls", "replay"): 1,
-        ("calls", "conflict"): 1,
-    }
+    assert values(metrics._decisions) == {"calls run": 4, "calls replay": 1, "calls conflict": 1}

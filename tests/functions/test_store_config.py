@@ -141,9 +141,8 @@ def test_close_closes_connections_to_every_node(request: pytest.FixtureRequest, 
 
 def test_the_users_client_is_not_closed(server: RedisServer, key: str) -> None:
     user_client, async_client = server.client(), redis.asyncio.Redis.from_url(server.url)
-    engine, async_engine = (
-        Idempotency(client, key_prefix=key) for client in (user_client, async_client)
-    )
+    clients = user_client, async_client
+    engine, async_engine = (Idempotency(client, key_prefix=key) for client in clients)
     client_id = user_client.client_id()
     with engine.execution("key") as execution:
         execution.complete(1)

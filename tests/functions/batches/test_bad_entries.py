@@ -8,16 +8,9 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
-from celery_idempotent import (
-    CorruptRecordError,
-    Decision,
-    Idempotency,
-    KeyReusedError,
-    KeyRuleError,
-    PoisonedTaskError,
-    ResultNotStoredError,
-)
+from celery_idempotent import Decision, Idempotency, PoisonedTaskError, ResultNotStoredError
 from celery_idempotent.core.lease.heartbeat import heartbeat
+from celery_idempotent.errors import CorruptRecordError, KeyReusedError, KeyRuleError
 from tests.functions.conftest import Calls, Money, decisions
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import raw_record

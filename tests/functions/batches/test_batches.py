@@ -11,17 +11,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_idempotent import (
-    Decision,
-    Idempotency,
-    IdempotencyError,
-    KeyReusedError,
-    LeaseLostError,
-    ResultNotStoredError,
-    StoreUnavailableError,
-)
+from celery_idempotent import Decision, Idempotency, ResultNotStoredError, StoreUnavailableError
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import IdempotencyError, KeyReusedError, LeaseLostError, SettingsError
 from tests.functions.conftest import LEASE, Calls, Run, abandon, decisions
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually

@@ -56,9 +56,8 @@ class ConsumerHarness:
             return handle(body)
 
         options = {"dead_letter_queue": self.dead_letter_queue, **options}
-        consumer = IdempotentConsumer(
-            self.idem, self.connection.clone(), [self.queue], record, **options
-        )
+        connection = self.connection.clone()
+        consumer = IdempotentConsumer(self.idem, connection, [self.queue], record, **options)
         deadline = time.monotonic() + seconds
         on_iteration = consumer.on_iteration
 

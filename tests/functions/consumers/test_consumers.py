@@ -15,16 +15,10 @@ import pytest
 import redis
 from kombu import Connection, Queue
 
-from celery_idempotent import (
-    CorruptRecordError,
-    Idempotency,
-    KeyReusedError,
-    KeyRuleError,
-    PoisonedTaskError,
-)
+from celery_idempotent import Idempotency, PoisonedTaskError
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER, IdempotentConsumer
 from celery_idempotent.core.key import Key
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import CorruptRecordError, KeyReusedError, KeyRuleError, SettingsError
 from tests.conftest import exhaustive_except
 from tests.functions.consumers.conftest import SHORT_VISIBILITY, ConsumerHarness
 from tests.servers.redis_server import RedisServer
@@ -143,9 +137,7 @@ def test_without_a_store_a_message_is_delayed_or_run(harness: ConsumerHarness) -
 
 def test_an_invalid_policy_is_rejected(idem: Idempotency) -> None:
     with pytest.raises(SettingsError, match="on_conflict must be one of 'retry', 'ignore'"):
-        IdempotentConsumer(
-            idem, Connection("memory://"), [], lambda body, message: None, on_conflict="wait"
-        )
+        IdempotentConsumer(idem, Connection("memory://"), [], print, on_conflict="wait")
 
 
 @pytest.mark.exhaustive
@@ -165,9 +157,8 @@ def test_no_message_is_lost_or_repeated_when_one_of_two_consumers_is_killed(
     def start(name: str) -> subprocess.Popen[bytes]:
         url, options = broker
         command = [sys.executable, "-m", "tests.functions.consumers.test_consumers", url]
-        return subprocess.Popen(
-            [*command, json.dumps(options), server.url, queue, name], cwd=Path(__file__).parents[3]
-        )
+        command += [json.dumps(options), server.url, queue, name]
+        return subprocess.Popen(command, cwd=Path(__file__).parents[3])
 
     victim = start("victim")
     other = None
