@@ -97,10 +97,8 @@ def offer(server: RedisServer) -> Iterator[Offer]:
         options: dict[str, Any] | None = None, **settings: Any,
     ) -> Deliveries:  # fmt: skip
         app = Celery("fused", set_as_current=False)
-        app.conf.update(
-            broker_url="memory://", accept_content=["json", "pickle", "yaml", "msgpack"]
-        )
-        app.conf.update({"result_backend": server.url, **settings})
+        app.conf.accept_content = ["json", "pickle", "yaml", "msgpack"]
+        app.conf.update({"broker_url": "memory://", "result_backend": server.url, **settings})
         apps.append(app)
         task = app.task(
             body, base=base, bind=True, shared=False, name="fused.pay", lazy=False,

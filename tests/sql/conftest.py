@@ -18,16 +18,8 @@ from celery_idempotent.core.store import commands
 from celery_idempotent.sql.outcomes import Claim, Statements
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
-from tests.sql import harness
-from tests.sql.databases import (
-    KINDS,
-    LIBRARIES,
-    CreateDatabase,
-    TestDatabase,
-    effects,
-    output_of,
-    run_module,
-)
+from tests.sql import databases, harness
+from tests.sql.databases import KINDS, LIBRARIES, CreateDatabase, TestDatabase, effects
 from tests.store.record_harness import Harness
 
 
@@ -72,7 +64,7 @@ def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
 def run_celery(server: RedisServer, database: TestDatabase, library: str, *arguments: str) -> Any:
     """Runs ``celery -A tests.sql.shop …``; returns the process."""
     shop = {"SHOP_REDIS": server.url, "SHOP_DATABASE": database.url, "SHOP_LIBRARY": library}
-    return run_module("celery", "-q", "-A", "tests.sql.shop", *arguments, **shop)
+    return databases.run_module("celery", "-q", "-A", "tests.sql.shop", *arguments, **shop)
 
 
 @pytest.fixture
@@ -187,7 +179,9 @@ def start_shop(
 def calls(request: Any, server: RedisServer, create_database: CreateDatabase) -> dict[str, Any]:
     """The output of the module that the test names in `CALLS`, with this kind of database."""
     database = create_database(request.param, "django")
-    output: dict[str, Any] = output_of(request.module.CALLS, database.pooled_url, server.url)
+    output: dict[str, Any] = databases.output_of(
+        request.module.CALLS, database.pooled_url, server.url
+    )
     return output
 
 

@@ -54,20 +54,12 @@ def _use_wal(connection: Any, _: object) -> None:
 def django_database(url: str) -> dict[str, Any]:
     """Returns the entry of Django's DATABASES for this database."""
     parts = make_url(url)
-    if parts.get_backend_name() == "sqlite":
-        return {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": parts.database,
-            "OPTIONS": {"timeout": 60},
-        }
-    backend = {"postgresql": "postgresql", "mysql": "mysql"}[parts.get_backend_name()]
-    return {
-        "ENGINE": f"django.db.backends.{backend}",
-        "NAME": parts.database,
-        "HOST": parts.host,
-        "PORT": parts.port,
-        "USER": parts.username,
-    }
+    name = parts.get_backend_name()
+    engine = {"sqlite": "sqlite3", "postgresql": "postgresql", "mysql": "mysql"}[name]
+    database = {"ENGINE": f"django.db.backends.{engine}", "NAME": parts.database}
+    if name == "sqlite":
+        return {**database, "OPTIONS": {"timeout": 60}}
+    return {**database, "HOST": parts.host, "PORT": parts.port, "USER": parts.username}
 
 
 _MIGRATE = """

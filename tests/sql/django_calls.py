@@ -70,12 +70,7 @@ def effects(name: str) -> int:
 class Call:
     """A function with a transaction, and what it does after its effect."""
 
-    def __init__(
-        self,
-        during: Callable[[str], Any] = lambda name: None,
-        engine: Idempotency = idem,
-        **options: Any,
-    ) -> None:
+    def __init__(self, during: Any = lambda _: None, engine: Any = idem, **options: Any) -> None:
         self.name = uuid4().hex
         self.runs = 0
 
@@ -127,10 +122,8 @@ def test_claim_and_outcome_are_never_read_from_a_replica() -> None:
     """The replica is unavailable, so that whatever is read from it fails."""
     away = {**connection.settings_dict, "NAME": "/nonexistent/replica.db", "PORT": "1"}
     call = NamingCall()
-    with (
-        patch.dict(connections.databases, replica=away),
-        patch.object(router, "routers", [ReadsFromReplica()]),
-    ):
+    routed = patch.object(router, "routers", [ReadsFromReplica()])
+    with patch.dict(connections.databases, replica=away), routed:
         with suppress(OperationalError):
             Outcome.objects.first()
             raise AssertionError("the ORM's reads go where the router sends them")

@@ -26,14 +26,8 @@ from tests.waiting import eventually
 
 #: Where a process can be killed, in the order of a call.
 POINTS = (
-    "record begun",
-    "transaction begun",
-    "row claimed",
-    "effect written",
-    "body returned",
-    "outcome written",
-    "committed",
-    "record completed",
+    *("record begun", "transaction begun", "row claimed", "effect written"),
+    *("body returned", "outcome written", "committed", "record completed"),
 )
 
 BREAKPOINTS = Path(os.environ.get("SHOP_BREAKPOINTS", "/nonexistent"))
@@ -184,9 +178,7 @@ def _charge(self: Any, order: str, end: str = "return") -> str:
 
 charge = task(_charge, name="sql_shop.charge", idempotency_replay_errors=(Declined,))
 #: The key is poisoned if its process dies once.
-charge_in_one_attempt = task(
-    _charge, name="sql_shop.charge_in_one_attempt", idempotency_max_attempts=1
-)
+charge_with_one_try = task(_charge, name="sql_shop.charge_with_one_try", idempotency_max_attempts=1)
 
 
 @task

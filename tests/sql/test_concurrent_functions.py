@@ -40,13 +40,8 @@ class TestTwoExecutions:
         """Without Redis, the row alone protects; on MariaDB, all waiters but one deadlock."""
         engine = new_engine(database.url, pool_size=10)
         prefix, url = uuid4().hex, "redis://127.0.0.1:1/0"
-        shops = [
-            Shop(
-                Idempotency(url, key_prefix=prefix), database, transaction=engine,
-                on_store_error="run",
-            )
-            for _ in range(6)
-        ]  # fmt: skip
+        how: dict[str, Any] = {"transaction": engine, "on_store_error": "run"}
+        shops = [Shop(Idempotency(url, key_prefix=prefix), database, **how) for _ in range(6)]
         started = threading.Barrier(7)
 
         def charge(each: Shop) -> Any:

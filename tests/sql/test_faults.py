@@ -17,14 +17,8 @@ from tests.sql.databases import CreateDatabase, TestDatabase, effects
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
-pytestmark = [
-    pytest.mark.worker,
-    pytest.mark.parametrize(
-        "where",
-        [each for each in LIBRARIES_AND_KINDS if "sqlite" not in each.values[0]],
-        scope="module",
-    ),
-]
+SERVERS = [each for each in LIBRARIES_AND_KINDS if "sqlite" not in each.values[0]]
+pytestmark = [pytest.mark.worker, pytest.mark.parametrize("where", SERVERS, scope="module")]
 
 
 @pytest.fixture(scope="module")
@@ -155,15 +149,14 @@ def set_idle_timeout(server: SQLServer, milliseconds: str) -> None:
 @pytest.mark.exhaustive
 def test_a_deadlock_is_put_back(shop: Shop, database_server: SQLServer, order: str) -> None:
     other = order[::-1]
+    pairs = ((order, other), (other, order))
     with shop.database.engine.begin() as connection:
         for name in (order, other):
             connection.execute(effects.insert().values(name=name, pid=0))
-    results = [
-        shop.app.send_task("sql_shop.transfer", names) for names in ((order, other), (other, order))
-    ]
+    results = [shop.app.send_task("sql_shop.transfer", names) for names in pairs]
 
     assert [result.get(timeout=SOON) for result in results] == ["transferred"] * 2
     starts = shop.starts(order) + shop.starts(other)
     assert starts == 3, "one of them has run again"
-    for names in ((order, other), (other, order)):
+    for names in pairs:
         assert shop.database.effects("-".join(name[:8] for name in names)) == 1

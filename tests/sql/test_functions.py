@@ -12,14 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from celery_idempotent import (
-    Idempotency,
-    KeyReusedError,
-    ResultNotStoredError,
-    StoreUnavailableError,
-    TransactionError,
-)
-from celery_idempotent.errors import SettingsError
+from celery_idempotent import Idempotency, StoreUnavailableError, TransactionError
+from celery_idempotent.errors import KeyReusedError, ResultNotStoredError, SettingsError
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import NewShop, Shop, each_kind, forget_records
 from tests.sql.databases import TestDatabase, effects, new_engine

@@ -115,7 +115,7 @@ class TestRerun:
     @postgresql
     def test_a_poisoned_task_writes_its_effect_once(self, shop: Shop, order: str) -> None:
         breakpoint_of(shop.breakpoints, order, "effect written").touch()
-        result = shop.charge(order, name="charge_in_one_attempt")
+        result = shop.charge(order, name="charge_with_one_try")
         with pytest.raises(PoisonedTaskError):
             result.get(timeout=SOON)
 

@@ -45,16 +45,9 @@ class Shop:
             task.idempotency.connection.execute(insert)
             return f"<b>receipt</b> {order}"
 
-        self.charge = self.app.task(
-            charge,
-            bind=True,
-            base=IdempotentTask,
-            name="shop.charge",
-            shared=False,
-            lazy=False,
-            idempotency_key="order:{order}",
-            idempotency_transaction=database.engine,
-        )
+        options = {"bind": True, "base": IdempotentTask, "shared": False, "lazy": False}
+        options |= {"idempotency_key": "{order}", "idempotency_transaction": database.engine}
+        self.charge = self.app.task(charge, name="shop.charge", **options)
         configuration = self.charge.idempotency_configuration
         self.executor, self.rows = configuration.executor, configuration.settings.transaction
         self.prefix = self.executor.store.config.prefix

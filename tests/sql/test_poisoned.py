@@ -70,12 +70,10 @@ class TestPoisoned:
 def test_a_poisoned_key_is_published_under_dedupe_publish(server: RedisServer) -> None:
     """Only a worker can determine whether one of the executions has committed."""
     app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.idempotency_redis_url = server.url
+    app.conf.update(idempotency_redis_url=server.url, idempotency_dedupe_publish=True)
 
     def task(name: str, **options: Any) -> Any:
-        @app.task(
-            base=IdempotentTask, name=name, shared=False, idempotency_dedupe_publish=True, **options
-        )
+        @app.task(base=IdempotentTask, name=name, shared=False, **options)
         def charge(order: str) -> None: ...
 
         return charge

@@ -14,20 +14,14 @@ from tests.sql.conftest import case
 from tests.sql.harness import Shop, StartShop
 from tests.waiting import SOON, eventually
 
-pytestmark = [
-    pytest.mark.worker,
-    pytest.mark.parametrize(
-        "shop",
-        [
-            case("sqlalchemy", "prefork", "postgresql", kept=True),
-            case("sqlalchemy", "prefork", "mariadb"),
-            *(case("django", "prefork", kind) for kind in ("postgresql", "mariadb")),
-            *(case("sqlalchemy", "gevent", kind) for kind in ("postgresql", "mariadb")),
-            case("sqlalchemy", "eventlet", "mariadb"),
-        ],
-        indirect=True,
-    ),
+CASES = [
+    case("sqlalchemy", "prefork", "postgresql", kept=True),
+    case("sqlalchemy", "prefork", "mariadb"),
+    *(case("django", "prefork", kind) for kind in ("postgresql", "mariadb")),
+    *(case("sqlalchemy", "gevent", kind) for kind in ("postgresql", "mariadb")),
+    case("sqlalchemy", "eventlet", "mariadb"),
 ]
+pytestmark = [pytest.mark.worker, pytest.mark.parametrize("shop", CASES, indirect=True)]
 
 
 @pytest.fixture

@@ -22,16 +22,10 @@ YEAR_3000 = 32_503_680_000_000
 
 
 def insert_rows(database: TestDatabase, rows: int, expires_at: int | None, **columns: Any) -> None:
-    values: dict[str, Any] = {
-        **dict.fromkeys(("record_key", "owner", "task_id", "worker", "fingerprint", "format"), ""),
-        "state": "COMPLETED",
-        "token": 1,
-        "attempt": 1,
-        "body": b"1",
-        "finished_at": 1,
-        "expires_at": expires_at,
-        **columns,
-    }
+    texts = ("record_key", "owner", "task_id", "worker", "fingerprint", "format")
+    values: dict[str, Any] = dict.fromkeys(texts, "") | {"state": "COMPLETED", "body": b"1"}
+    values |= dict.fromkeys(("token", "attempt", "finished_at"), 1)
+    values |= {"expires_at": expires_at, **columns}
     with database.engine.begin() as connection:
         connection.execute(outcomes.insert(), [{**values, "id": uuid4().hex} for _ in range(rows)])
 

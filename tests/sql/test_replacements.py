@@ -27,6 +27,10 @@ from tests.sql.databases import TestDatabase, effects
 pytestmark = each_kind_in_full
 
 
+#: Options of each task.
+TASK = {"bind": True, "base": IdempotentTask, "shared": False, "idempotency_key": "{order}"}
+
+
 class Shop:
     """A task that writes an effect in each of three parts, and the messages of its calls."""
 
@@ -34,13 +38,7 @@ class Shop:
         self.app, self.database, self.order = app, database, order
         app.conf.idempotency_transaction = database.engine
 
-        @self.app.task(
-            bind=True,
-            base=IdempotentTask,
-            shared=False,
-            name="charge_in_parts",
-            idempotency_key="{order}",
-        )
+        @self.app.task(name="charge_in_parts", **TASK)
         def charge(task: Any, order: str, left: int) -> str:
             task.idempotency.connection.execute(effects.insert().values(name=order, pid=left))
             if left:
@@ -215,9 +213,7 @@ def test_another_task_that_replaces_it_and_fails_frees_the_key(shop: Shop) -> No
             return "charged"
         raise LookupError
 
-    @shop.app.task(
-        bind=True, base=IdempotentTask, shared=False, name="hand_on", idempotency_key="{order}"
-    )
+    @shop.app.task(name="hand_on", **TASK)
     def hand_on(task: Any, order: str) -> None:
         task.idempotency.connection.execute(effects.insert().values(name=order, pid=1))
         task.replace(fail_once.si())

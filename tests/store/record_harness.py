@@ -18,7 +18,7 @@ from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.lease.heartbeat import Heartbeat, ThreadRenewer
 from celery_idempotent.core.record import Payload, Record, State, layout, steps
 from celery_idempotent.core.store import commands, run_sync
-from celery_idempotent.core.store.commands import BackendResult, Command, LeaseExtension
+from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
@@ -64,20 +64,10 @@ def raw_record(
     body: bytes = b"",
 ) -> bytes:
     """Returns the bytes of a record, built independently of record/layout.py."""
-    return b"".join(
-        (
-            letter,
-            attempt.to_bytes(1, "big"),
-            token.to_bytes(7, "big"),
-            at_ms.to_bytes(6, "big"),
-            bytes([len(fingerprint)]) + fingerprint,
-            len(task_id).to_bytes(2, "big") + task_id,
-            bytes([len(worker)]) + worker,
-            bytes([len(owner)]) + owner,
-            bytes([len(tail)]) + tail,
-            body,
-        )
-    )
+    head = letter + attempt.to_bytes(1, "big") + token.to_bytes(7, "big") + at_ms.to_bytes(6, "big")
+    call = bytes([len(fingerprint)]) + fingerprint + len(task_id).to_bytes(2, "big") + task_id
+    rest = b"".join(bytes([len(each)]) + each for each in (worker, owner, tail))
+    return head + call + rest + body
 
 
 class RecordReply(NamedTuple):
@@ -139,14 +129,9 @@ def calls(client: Any, command: str) -> int:
 
 def begin(key: Key = KEY, **options: Any) -> Command:
     """Returns the command with these options, see `commands.begin`."""
-    defaults: dict[str, Any] = {
-        "execution_id": os.urandom(8),
-        "task_id": FIRST,
-        "worker": WORKER,
-        "lease_ms": LEASE_MS,
-        "retention_ms": RETENTION_MS,
-    }
-    return commands.begin(key, **(defaults | options))
+    whose: dict[str, Any] = {"execution_id": os.urandom(8), "task_id": FIRST, "worker": WORKER}
+    times = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
+    return commands.begin(key, **(whose | times | options))
 
 
 class Harness:
@@ -172,17 +157,8 @@ class Harness:
     def begin(self, *, key: Key | None = None, **options: Any) -> RecordReply:
         return self.execute(begin(key or self.key, **options))
 
-    def complete(
-        self,
-        token: int,
-        result: Payload = RESULT,
-        *,
-        backend_result: BackendResult | None = None,
-        **options: Any,
-    ) -> RecordReply:
-        return self.execute(
-            commands.complete(self.key, token, result, RETENTION_MS, backend_result, **options)
-        )
+    def complete(self, token: int, result: Payload = RESULT, **options: Any) -> RecordReply:
+        return self.execute(commands.complete(self.key, token, result, RETENTION_MS, **options))
 
     def fail(self, token: int, error: Payload = ERROR, **options: Any) -> RecordReply:
         return self.execute(commands.fail(self.key, token, error, ERROR_MS, **options))
@@ -195,11 +171,9 @@ class Harness:
         if not hold_ms:
             return self.execute(commands.release(self.key, token, retention_ms=RETENTION_MS))
         retention_ms = hold_ms + (RETENTION_MS if self.raw and self.record().body else 0)
-        return self.execute(
-            commands.reserve_retry(
-                self.key, token, hold_ms=hold_ms, retention_ms=retention_ms, generation=generation
-            )
-        )
+        times = {"hold_ms": hold_ms, "retention_ms": retention_ms}
+        reserve = commands.reserve_retry(self.key, token, **times, generation=generation)
+        return self.execute(reserve)
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> RecordReply:
         return self._extend(LeaseExtension(self.key, token, lease_ms, RETENTION_MS))
@@ -216,26 +190,12 @@ class Harness:
     def mark_sent(self, token: int) -> RecordReply:
         return self.execute(commands.mark_sent(self.key, token))
 
-    def abandon(
-        self,
-        task_id: str = FIRST,
-        worker: str = WORKER,
-        grace_ms: int = 0,
-        reason: str = "process_lost",
-    ) -> RecordReply:
-        return self.execute(
-            commands.abandon(self.key, task_id, worker, grace_ms=grace_ms, reason=reason)
-        )
+    def abandon(self, task_id: str = FIRST, worker: str = WORKER, **how: Any) -> RecordReply:
+        how = {"grace_ms": 0, "reason": "process_lost", **how}
+        return self.execute(commands.abandon(self.key, task_id, worker, **how))
 
-    def reserve(
-        self,
-        task_id: str = FIRST,
-        *,
-        key: Key | None = None,
-        hold_ms: int = HOLD_MS,
-        **options: Any,
-    ) -> RecordReply:
-        return self.execute(commands.reserve(key or self.key, task_id, hold_ms, **options))
+    def reserve(self, task_id: str = FIRST, hold_ms: int = HOLD_MS, **options: Any) -> RecordReply:
+        return self.execute(commands.reserve(self.key, task_id, hold_ms, **options))
 
     def give_back(self, task_id: str = FIRST) -> RecordReply:
         return self.execute(commands.give_back(self.key, task_id))
@@ -249,6 +209,11 @@ class Harness:
         answer = self.begin(**begin)
         assert answer.case == "begun"
         return answer.stored
+
+    def lease_of(self, key: Key, **begin: Any) -> LeaseExtension:
+        """Begins an execution of another key; returns what extends its lease."""
+        token = self.started(key=key, **begin).token
+        return LeaseExtension(key, token, LEASE_MS, RETENTION_MS)
 
     def dead(self, **begin: Any) -> Record:
         """Return the record of an execution whose process has died."""
@@ -386,9 +351,8 @@ class Turn:
 
     def __init__(self, turn: Harness, *, waits: bool = False) -> None:
         self.harness = turn
-        self.first, self.second, self.third = (
-            Message(turn, task_id, waits=waits) for task_id in (FIRST, SECOND, THIRD)
-        )
+        messages = (Message(turn, each, waits=waits) for each in (FIRST, SECOND, THIRD))
+        self.first, self.second, self.third = messages
 
     @property
     def shown(self) -> Record | None:
@@ -405,12 +369,8 @@ class Holder:
         begun = harness.started(key=key, lease_ms=lease_ms)
         self.losses = 0
         self.begun = begun
-        self.lease = Lease(
-            harness.store,
-            LeaseExtension(key, begun.token, lease_ms, RETENTION_MS),
-            sent_at,
-            self._lost,
-        )
+        extension = LeaseExtension(key, begun.token, lease_ms, RETENTION_MS)
+        self.lease = Lease(harness.store, extension, sent_at, self._lost)
 
     def _lost(self, raw: bytes) -> None:
         self.losses += 1
@@ -433,9 +393,8 @@ class Holder:
 @contextmanager
 def narrow_user(harness: Harness, url: str, **rights: Any) -> Iterator[str]:
     """Yields the URL of a user with these rights only."""
-    harness.client.acl_setuser(
-        "narrow", enabled=True, passwords=["+secret"], commands=["+@all"], **rights
-    )
+    rights = {"passwords": ["+secret"], "commands": ["+@all"], **rights}
+    harness.client.acl_setuser("narrow", enabled=True, **rights)
     parts = urlsplit(url)
     try:
         yield parts._replace(netloc=f"narrow:secret@{parts.hostname}:{parts.port}").geturl()

@@ -77,9 +77,8 @@ def test_any_arguments_give_a_listed_reply_or_an_error_and_every_record_expires(
         if own_token and raw and "token" in arguments:
             arguments["token"] = int.from_bytes(raw[2:9], "big")
         try:
-            answer = harness.client.eval(
-                script.source, len(names), *names, *(arguments[name] for name in script.argv)
-            )
+            argv = [arguments[name] for name in script.argv]
+            answer = harness.client.eval(script.source, len(names), *names, *argv)
         except ResponseError:
             pass
         else:
@@ -109,18 +108,13 @@ class TestThroughTheStore:
     def test_a_duration_out_of_range_changes_nothing(self, harness: Harness, lease_ms: int) -> None:
         before = harness.started()
 
+        extension = LeaseExtension(harness.key, before.token, lease_ms, -lease_ms)
         with pytest.raises(StoreUnavailableError, match="Redis replied with an error"):
-            run_sync(
-                harness.store.execute(
-                    commands.extend(
-                        LeaseExtension(harness.key, before.token, lease_ms, -lease_ms), b"s"
-                    )
-                )
-            )
+            run_sync(harness.store.execute(commands.extend(extension, b"s")))
         assert harness.record() == before
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize("site", deployments.params(deployments.PLAIN[0]), indirect=True)
+    @deployments.on(deployments.PLAIN[0])
     def test_a_result_of_sixty_four_megabytes_is_stored(self, harness: Harness) -> None:
         large = os.urandom(1024) * 64 * 1024
 

@@ -24,9 +24,7 @@ from tests.store import deployments
 from tests.store.record_harness import KEY, LEASE_MS, RETENTION_MS, Harness, begin, store_at
 
 #: The other files test the scripts on every kind of server.
-pytestmark = pytest.mark.parametrize(
-    "site", deployments.params(deployments.PLAIN[0]), indirect=True
-)
+pytestmark = deployments.on(deployments.PLAIN[0])
 
 Story = Callable[[RecordStore], Awaitable[Any]]
 

@@ -8,10 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import State
 from celery_idempotent.core.store import commands, run_sync
-from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.node import THRESHOLD
 from celery_idempotent.core.store.record_store import RecordStore
@@ -21,10 +19,10 @@ from tests.servers.groups import ClusterServers, SlotMove
 from tests.servers.program import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site
-from tests.store.record_harness import LEASE_MS, RETENTION_MS, SECOND, Harness, store_at
+from tests.store.record_harness import SECOND, Harness, keys, store_at
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.parametrize("site", deployments.params(deployments.CLUSTER), indirect=True)
+pytestmark = deployments.on(deployments.CLUSTER)
 
 
 @pytest.fixture
@@ -86,8 +84,7 @@ def test_a_hanging_node_does_not_fail_the_calls_of_others(
 ) -> None:
     store = RecordStore(StoreConfig(**site.how, timeout=1), repr, is_async=is_async)
     master = cluster.master_of(harness.name)
-    others = (Key("shop.charge", f"{number:022}") for number in range(100))
-    other = next(key for key in others if cluster.master_of(store.name(key)) is not master)
+    other = next(key for key in keys(100) if cluster.master_of(store.name(key)) is not master)
     hanging, healthy = (commands.give_back(key, "task") for key in (harness.key, other))
 
     async def story() -> None:
@@ -139,12 +136,9 @@ class TestSlotMigration:
             assert client.get(harness.name) == harness.raw
 
     def test_a_heartbeat_serves_both_nodes(self, harness: Harness, cluster: ClusterServers) -> None:
-        keys = [Key("shop.charge", f"{number:022}") for number in range(10)]
-        leases = [
-            LeaseExtension(key, harness.started(key=key).token, LEASE_MS, RETENTION_MS)
-            for key in keys
-        ]
-        name = harness.store.name(keys[0])
+        ten = keys(10)
+        leases = [harness.lease_of(key) for key in ten]
+        name = harness.store.name(ten[0])
 
         def cases() -> list[str]:
             replies = run_sync(harness.store.extend(leases))

@@ -16,10 +16,7 @@ from tests.store.deployments import Site
 from tests.store.record_harness import SECOND, Harness
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.parametrize("site", deployments.params(deployments.SENTINEL), indirect=True),
-]
+pytestmark = [pytest.mark.exhaustive, deployments.on(deployments.SENTINEL)]
 
 
 @pytest.fixture

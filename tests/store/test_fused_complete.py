@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -92,11 +91,7 @@ def test_a_server_that_refuses_the_second_key_completes_the_record(
     harness: Harness, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with narrow_user(harness, server.url, keys=["idem:*"]) as url, Proxy(url) as proxy:
-        parts = urlsplit(url)
-        limited = Harness(
-            store_at(parts._replace(netloc=f"narrow:secret@127.0.0.1:{proxy.port}").geturl()),
-            harness.client,
-        )
+        limited = Harness(store_at(proxy.url), harness.client)
 
         for _ in range(2):
             harness.forget()

@@ -38,9 +38,7 @@ from tests.store.record_harness import (
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 #: The other files test the scripts on every kind of server.
-pytestmark = pytest.mark.parametrize(
-    "site", deployments.params(deployments.PLAIN[0]), indirect=True
-)
+pytestmark = deployments.on(deployments.PLAIN[0])
 
 EXTEND = scripts.load("extend").sha
 
@@ -86,11 +84,9 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
     for holder in holders:
         await_later_deadline(harness, holder.lease.key, than=holder.begun.at_ms + RENEWED_MS)
 
-    (message,) = caplog.messages  # the next one when the time has doubled
-    assert re.match(r"The execution of \S+ and 1 others has lasted 100\d s, and is at /", message)
-    assert re.search(
-        r"test_heartbeat\.py:\d+ test_a_long_\w+ > \S+waiting\.py:\d+ eventually", message
-    )
+    (line,) = caplog.messages  # the next one when the time has doubled
+    assert re.match(r"The execution of \S+ and 1 others has lasted 100\d s, and is at /", line)
+    assert re.search(r"test_heartbeat\.py:\d+ test_a_long\w+ > \S+waiting\.py:\d+ eventually", line)
 
 
 def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(

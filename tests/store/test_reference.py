@@ -16,9 +16,7 @@ from tests.store import deployments
 from tests.store.record_harness import FIRST, RETENTION_MS, SECOND, Harness, narrow_user, store_at
 from tests.waiting import eventually
 
-one_server = pytest.mark.parametrize(
-    "site", deployments.params(deployments.PLAIN[0]), indirect=True
-)
+one_server = deployments.on(deployments.PLAIN[0])
 
 
 def refer(harness: Harness, task_id: str = SECOND, *, end: str = reference.REPLAYED) -> None:

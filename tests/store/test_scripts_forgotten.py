@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.core.key import Key
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.store.commands import LeaseExtension
-from tests.store.record_harness import CALLS, LEASE_MS, RETENTION_MS, Harness, calls
+from tests.store.record_harness import CALLS, Harness, calls, keys
 
 pytestmark = pytest.mark.core
 
@@ -35,15 +33,11 @@ def test_each_script_is_loaded_once(harness: Harness) -> None:
 
 
 def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: Harness) -> None:
-    keys = [Key("shop.charge", f"{number:022}") for number in range(5)]
-    leases = [
-        LeaseExtension(key, harness.started(key=key, lease_ms=1000).token, LEASE_MS, RETENTION_MS)
-        for key in keys
-    ]
+    leases = [harness.lease_of(key, lease_ms=1000) for key in keys(5)]
     harness.client.script_flush()
 
     replies = run_sync(harness.store.extend(leases))
 
     assert [getattr(reply, "case", reply) for reply in replies] == ["ok"] * 5
-    deadlines = [run_sync(harness.store.get(key)) for key in keys]
+    deadlines = [run_sync(harness.store.get(key)) for key in keys(5)]
     assert all(record and record.at_ms > harness.now_ms() + 1000 for record in deadlines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Payload, State, Tail, layout
 from celery_idempotent.core.store import commands, run_sync
-from celery_idempotent.core.store.commands import UNREADABLE, LeaseExtension
+from celery_idempotent.core.store.commands import UNREADABLE
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import CorruptRecordError
 from tests.store.deployments import Site
@@ -34,6 +35,7 @@ from tests.store.record_harness import (
     RecordReply,
     Turn,
     begin,
+    keys,
     store_at,
 )
 
@@ -42,7 +44,7 @@ pytestmark = pytest.mark.core
 
 CONTENDERS = 32
 MOMENT = timedelta(seconds=2)
-OTHER_KEY = Key("shop.refund", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+OTHER = Key("shop.refund", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 
 
 class TestBegin:
@@ -90,11 +92,7 @@ def test_commands_do_nothing_after_their_deadline(harness: Harness) -> None:
     """As copies that were sent before, and are executed after the call has ended."""
     harness.completed()
     before = harness.raw
-    late = [
-        begin(OTHER_KEY),
-        commands.reserve(OTHER_KEY, FIRST, HOLD_MS),
-        commands.forget(harness.key),
-    ]
+    late = [begin(OTHER), commands.reserve(OTHER, FIRST, HOLD_MS), commands.forget(harness.key)]
     past = harness.now_ms() - 1
     for command in late:
         arguments = [past if each is commands.DEADLINE else each for each in command.arguments]
@@ -108,25 +106,24 @@ def test_commands_do_nothing_after_their_deadline(harness: Harness) -> None:
         assert reply.case == "late"
         assert abs(reply.now_ms - harness.now_ms()) < 1000
     assert harness.raw == before
-    assert run_sync(harness.store.get(OTHER_KEY)) is None
+    assert run_sync(harness.store.get(OTHER)) is None
 
 
 def test_an_extension_of_many_leases_has_a_reply_for_each(harness: Harness) -> None:
-    keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
-    tokens = [harness.started(key=key).token for key in keys]
-    run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
-    name = harness.store.name(keys[2])
+    leases = [harness.lease_of(key) for key in keys(4)]
+    second, third = leases[1:3]
+    settle = commands.complete(second.key, second.token, RESULT, RETENTION_MS)
+    run_sync(harness.store.execute(settle))
+    name = harness.store.name(third.key)
     harness.client.delete(name)
     harness.client.rpush(name, "not a record")
     harness.client.expire(name, 60)
-    pairs = zip(keys, tokens, strict=True)
-    leases = [LeaseExtension(key, token, LEASE_MS, RETENTION_MS) for key, token in pairs]
 
     replies = run_sync(harness.store.extend(leases))
 
     cases = [reply.case if isinstance(reply, Reply) else type(reply) for reply in replies]
     assert cases == ["ok", "lost", CorruptRecordError, "ok"]
-    assert str(keys[2]) in str(replies[2])
+    assert str(third.key) in str(replies[2])
     assert run_sync(harness.store.extend([])) == []
 
 
@@ -225,17 +222,16 @@ def test_a_value_of_another_type_is_a_corrupt_record(harness: Harness) -> None:
     harness.client.delete(harness.name)
     harness.client.hset(harness.name, "field", "value")
     harness.client.expire(harness.name, 60)
-    calls: list[Callable[[], object]] = [
-        harness.begin,
-        harness.reserve,
-        lambda: harness.complete(17),
-        lambda: harness.fail(17),
-        lambda: harness.release(17),
-        lambda: harness.save_step(17),
-        harness.abandon,
-        lambda: harness.mark_sent(17),
-        lambda: run_sync(harness.store.get(harness.key)),
-    ]
+    by_token = (
+        harness.complete,
+        harness.fail,
+        harness.release,
+        harness.save_step,
+        harness.mark_sent,
+    )
+    calls: list[Callable[[], object]] = [partial(call, 17) for call in by_token]
+    calls += [harness.begin, harness.reserve, harness.abandon]
+    calls.append(lambda: run_sync(harness.store.get(harness.key)))
 
     for call in calls:
         with pytest.raises(CorruptRecordError, match=str(harness.key)):

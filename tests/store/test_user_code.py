@@ -23,9 +23,7 @@ from tests.store import deployments
 from tests.store.deployments import Site
 from tests.store.record_harness import KEY, LEASE_MS, RETENTION_MS
 
-pytestmark = pytest.mark.parametrize(
-    "site", deployments.params(deployments.PLAIN[0], deployments.CLUSTER), indirect=True
-)
+pytestmark = deployments.on(deployments.PLAIN[0], deployments.CLUSTER)
 
 #: Seconds: longer than a busy machine takes to connect.
 TIMEOUT = 30.0
@@ -81,9 +79,8 @@ def test_an_error_is_an_outage(
     site: Site, kind: str, command: Callable[[RecordStore], Any], is_async: bool
 ) -> None:
     credentials = Credentials()
-    config = StoreConfig(
-        **fields(site, credentials, kind, redis.asyncio if is_async else redis), timeout=TIMEOUT
-    )
+    library = redis.asyncio if is_async else redis
+    config = StoreConfig(**fields(site, credentials, kind, library), timeout=TIMEOUT)
 
     async def run() -> None:
         store = RecordStore(config, repr, is_async=is_async)
@@ -108,9 +105,8 @@ def test_an_error_is_an_outage(
 
 @pytest.mark.parametrize("kind", ["provider", "connect function"])
 def test_tools_report_an_outage(site: Site, kind: str) -> None:
-    store = RecordStore(
-        StoreConfig(**fields(site, Credentials(), kind, redis), timeout=TIMEOUT), repr
-    )
+    config = StoreConfig(**fields(site, Credentials(), kind, redis), timeout=TIMEOUT)
+    store = RecordStore(config, repr)
 
     def read() -> None:
         with RecordReader.open(store) as reader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -18,13 +17,7 @@ class Pool(BasePool):
     body_can_be_buffer = True
 
     def on_apply(
-        self,
-        target: Any,
-        args: Any = (),
-        kwargs: Any = None,
-        callback: Callable[..., Any] = print,
-        accept_callback: Callable[..., Any] = print,
-        **_: Any,
+        self, target: Any, args: Any, kwargs: Any, callback: Any, accept_callback: Any, **_: Any
     ) -> None:
         name, _id, _request, body, *content = args
         accept_callback(os.getpid(), monotonic())

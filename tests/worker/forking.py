@@ -19,15 +19,9 @@ from tests.waiting import eventually
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "celery.apps.worker",
-        "celery.backends.redis",
-        "celery.bin.celery",
-        "celery.concurrency.prefork",
-        "celery.fixups.django",
-        "celery.worker.consumer",
-        "kombu.transport.redis",
-        "celery_idempotent.operations.cli",
-        "pytest_celery",
+        *("celery.apps.worker", "celery.backends.redis", "celery.bin.celery"),
+        *("celery.concurrency.prefork", "celery.fixups.django", "celery.worker.consumer"),
+        *("kombu.transport.redis", "celery_idempotent.operations.cli", "pytest_celery"),
     ]
 )
 
@@ -38,12 +32,8 @@ class ForkedCelery:
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, log: Path
     ) -> None:
-        self._process = _CONTEXT.Process(
-            target=_run,
-            args=(list(arguments), dict(environment), directory, log),
-            name="MainProcess",
-            daemon=True,
-        )
+        args = list(arguments), dict(environment), directory, log
+        self._process = _CONTEXT.Process(target=_run, args=args, name="MainProcess", daemon=True)
         self._process.start()
         self.pid: int = self._process.pid or 0
         # As with Popen, its process group can be killed from now on.

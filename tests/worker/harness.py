@@ -86,7 +86,7 @@ class WorkerProcess:
             *(python, celery, "-q", "-A", app),
             *("worker", "--hostname", f"{name}@here", "--loglevel", "INFO", *QUIET, *options),
         ]
-        self._environment = {**os.environ, **environment}
+        self._env = {**os.environ, **environment}
         self._directory = directory
         # Celery and Python read other variables, and Celery the kind of pool, before they import.
         self._can_be_forked = (
@@ -104,19 +104,12 @@ class WorkerProcess:
         self._log_offset = len(self.logs())
         self.process: ForkedCelery | subprocess.Popen[bytes]
         if self._can_be_forked:
-            self.process = ForkedCelery(
-                self._command[1:], self._environment, self._directory, self._log
-            )
+            self.process = ForkedCelery(self._command[1:], self._env, self._directory, self._log)
             return
         with self._log.open("ab") as output:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
             self.process = subprocess.Popen(
-                self._command,
-                cwd=self._directory,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                self._command, cwd=self._directory, env=self._env, start_new_session=True, **streams
             )
 
     @property
@@ -435,9 +428,8 @@ def freeze_past_the_lease(
 def end_lease(task: Any, *args: Any) -> None:
     """Ends the lease of the execution that holds the key of a call."""
     key, record = task.idempotency_key_of(*args), task.idempotency_record(*args)
-    task.idempotency_configuration.execute(
-        commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
-    )
+    abandon = commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
+    task.idempotency_configuration.execute(abandon)
 
 
 def check_duplicates(shop: Shop, task: Any, order: str, number: int, at_once: bool = True) -> Any:

@@ -41,9 +41,8 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     return app
 
 
-app = (
-    make_app(json.loads(os.environ[SETTINGS_VARIABLE])) if SETTINGS_VARIABLE in os.environ else None
-)
+_settings = os.environ.get(SETTINGS_VARIABLE)
+app = make_app(json.loads(_settings)) if _settings else None
 
 
 def _is_from_shop(sender: Any) -> bool:

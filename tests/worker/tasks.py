@@ -41,14 +41,14 @@ rejecting = task_of(handle, "rejecting", idempotency_on_conflict="reject")
 labelled = task_of(handle, "labelled", idempotency_label="order {order}")
 #: Seconds.
 SHORT_LEASE = 2.0
-short_lease = task_of(
-    handle, "short_lease", idempotency_lease=SHORT_LEASE, idempotency_reservation_ttl=SHORT_LEASE
-)
-short_turn = task_of(
-    handle, "short_turn", idempotency_lease=SHORT_LEASE, idempotency_until="finished"
-)
+SHORT = {"idempotency_lease": SHORT_LEASE, "idempotency_reservation_ttl": SHORT_LEASE}
+KEYED: dict[str, Any] = {"idempotency_key": "{order}"}
+IN_TURN: dict[str, Any] = {"idempotency_until": "finished"}
+RESERVED: dict[str, Any] = {"idempotency_dedupe_publish": True}
+short_lease = task_of(handle, "short_lease", **SHORT)
+short_turn = task_of(handle, "short_turn", idempotency_lease=SHORT_LEASE, **IN_TURN)
 frail = task_of(handle, "frail", idempotency_max_attempts=1)
-reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
+reserved = task_of(handle, "reserved", **RESERVED)
 silent = task_of(handle, "silent", ignore_result=True)
 forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
 thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
@@ -93,9 +93,7 @@ def sleep(self: Any, order: str, seconds: float, number: int = 0) -> list[float]
     return [start, number, time.time()]
 
 
-sleepy_in_turn = task_of(
-    sleep, "sleepy_in_turn", idempotency_key="{order}", idempotency_until="finished"
-)
+sleepy_in_turn = task_of(sleep, "sleepy_in_turn", **KEYED, **IN_TURN)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")
@@ -175,15 +173,15 @@ def run_out(self: Any, order: str, times: int = 1_000) -> str:
 
 flaky = task_of(run_out, "flaky")
 final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
-final_together = task_of(run_out, "final_together", idempotency_replay_errors=(OutOfStockError,))
+final_too = task_of(run_out, "final_too", idempotency_replay_errors=(OutOfStockError,))
 
 
 #: Seconds after which a message is redelivered with `FAST_REDELIVERY`.
 AFTER_VISIBILITY_TIMEOUT = 5.0
 
 
-@shared_task(bind=True, name="shop.report_failure")
-def report_failure(self: Any, order: str) -> None:
+@shared_task(bind=True, name="shop.errback")
+def errback(self: Any, order: str) -> None:
     """A plain Celery task as an errback; a redelivery of its message has the same task id."""
     Ledger.of(self.app).note(order, self.request.id)
 
@@ -209,8 +207,8 @@ def try_again(self: Any, order: str, countdown: float, expires: float | None = N
 
 
 try_later = task_of(try_again, "try_later")
-try_later_in_turn = task_of(try_again, "try_later_in_turn", idempotency_until="finished")
-try_later_in_a_burst = task_of(try_again, "try_later_in_a_burst", idempotency_until="started")
+try_in_turn = task_of(try_again, "try_in_turn", **IN_TURN)
+try_in_a_burst = task_of(try_again, "try_in_a_burst", idempotency_until="started")
 
 
 def try_early(self: Any, order: str) -> str:
@@ -225,7 +223,7 @@ def try_early(self: Any, order: str) -> str:
             ledger.wait_for_release(f"retry of {order}")
 
 
-try_early_in_turn = task_of(try_early, "try_early_in_turn", idempotency_until="finished")
+try_early_in_turn = task_of(try_early, "try_early_in_turn", **IN_TURN)
 try_early = task_of(try_early, "try_early")
 
 
@@ -248,9 +246,7 @@ def label_then_handle(self: Any, order: str, amount: int, countdown: float = 0) 
         return amount
 
 
-label_in_turn = task_of(
-    label_then_handle, "label_in_turn", idempotency_key="{order}", idempotency_until="finished"
-)
+label_in_turn = task_of(label_then_handle, "label_in_turn", **KEYED, **IN_TURN)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)
@@ -278,10 +274,8 @@ EXITS: dict[str, BaseException] = {
 }
 leaving = task_of(leave, "leaving")
 soft_limited = task_of(handle, "soft_limited", soft_time_limit=0.5)
-dead_lettered = task_of(run_out, "dead_lettered", acks_on_failure_or_timeout=False)
-hard_limited_again = task_of(
-    handle, "hard_limited_again", time_limit=1.0, acks_on_failure_or_timeout=False
-)
+unacknowledged = task_of(run_out, "unacknowledged", acks_on_failure_or_timeout=False)
+hard_returning = task_of(handle, "hard_returning", time_limit=1.0, acks_on_failure_or_timeout=False)
 hard_limited = task_of(handle, "hard_limited", time_limit=1.0)
 
 
@@ -296,16 +290,12 @@ def handle_in_turn(self: Any, order: str) -> dict[str, Any]:
 
 
 once = task_of(handle_in_turn, "once")
-in_turn = task_of(handle_in_turn, "in_turn", idempotency_until="finished")
+in_turn = task_of(handle_in_turn, "in_turn", **IN_TURN)
 unless_running = task_of(
-    handle_in_turn, "unless_running", idempotency_until="finished", idempotency_on_conflict="ignore"
+    handle_in_turn, "unless_running", idempotency_on_conflict="ignore", **IN_TURN
 )
-reserved_turn = task_of(
-    handle_in_turn, "reserved_turn", idempotency_until="finished", idempotency_dedupe_publish=True
-)
-collapsed = task_of(
-    handle_in_turn, "collapsed_burst", idempotency_until="started", idempotency_dedupe_publish=True
-)
+reserved_turn = task_of(handle_in_turn, "reserved_turn", **IN_TURN, **RESERVED)
+collapsed = task_of(handle_in_turn, "collapsed", idempotency_until="started", **RESERVED)
 
 
 def handle_newest(self: Any, order: str, amount: int = 1, fails: int = 0) -> dict[str, Any]:
@@ -333,7 +323,7 @@ class NotingTask(IdempotentTask):
         Ledger.of(self.app).note(args[0], f"success {args[1]}")
 
 
-NEWEST: dict[str, Any] = {"idempotency_key": "{order}", "idempotency_until": "started"}
+NEWEST: dict[str, Any] = {**KEYED, "idempotency_until": "started"}
 burst_of = task_of(handle_newest, "burst_of", base=NotingTask, **NEWEST)
 #: Seconds.
 QUIET, LONGEST_QUIET = 1.0, 3.0
@@ -355,13 +345,9 @@ def handle_until_replaced(self: Any, order: str, amount: int = 1, *, by: str = "
 
 
 #: Annotations, since an app whose tasks all have a transaction cannot have such tasks.
-REPLACE = {
-    f"shop.{name}": {"idempotency_on_conflict": "replace"}
-    for name in ("replacing", "replacing_in_bursts")
-}
-replacing = task_of(
-    handle_until_replaced, "replacing", idempotency_key="{order}", idempotency_until="finished"
-)
+TAKES_KEY = {"idempotency_on_conflict": "replace"}
+REPLACE = {"shop.replacing": TAKES_KEY, "shop.replacing_in_bursts": TAKES_KEY}
+replacing = task_of(handle_until_replaced, "replacing", **KEYED, **IN_TURN)
 replacing_in_bursts = task_of(handle_until_replaced, "replacing_in_bursts", **NEWEST)
 each_message = task_of(handle_in_turn, "each_message", idempotency_key=TASK_ID)
 

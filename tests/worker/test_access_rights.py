@@ -99,10 +99,7 @@ def test_a_duplicate_is_notified_of_the_end(shop: Shop, limited: Limited, order:
     first = shop.ledger.start(waiting, order)
     second = waiting.delay(order)
     clients = [node.client() for node in limited.nodes]
-    eventually(
-        lambda: any(client.pubsub_numsub(CHANNEL)[0][1] for client in clients),
-        "the duplicate waits for a notification",
-    )
+    eventually(lambda: any(client.pubsub_numsub(CHANNEL)[0][1] for client in clients), "it waits")
     shop.ledger.release(order)
 
     assert second.get(timeout=SOON) == first.get(timeout=SOON)

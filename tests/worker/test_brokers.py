@@ -134,12 +134,9 @@ def test_expired_copy_is_not_lost(proxy: Proxy, doomed: Shop, order: str) -> Non
 def test_rejected_one_is_dead_lettered(rabbitmq: RabbitMQ, open_shop: OpenShop, order: str) -> None:
     dead_letter_arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     queue = {"exchange": "alive", "binding_key": "alive", "queue_arguments": dead_letter_arguments}
-    with (
-        Connection(rabbitmq.url) as connection,
-        open_shop(
-            broker_url=rabbitmq.url, task_queues={"alive": queue}, task_default_queue="alive"
-        ) as shop,
-    ):
+    queues = {"task_queues": {"alive": queue}, "task_default_queue": "alive"}
+    shop = open_shop(broker_url=rabbitmq.url, **queues)
+    with Connection(rabbitmq.url) as connection, shop:
         dead_letter_queue = connection.SimpleQueue("dead")
         shop.start_worker(concurrency=2)
         first = shop.ledger.start(rejecting, order)

@@ -176,19 +176,14 @@ def test_child_has_the_key_of_its_own_rule(shop: Shop, order: str, parent: str, 
 
 # ``idempotency_result_ttl`` of one call.
 TTL = 600
+OWN = {"idempotency_result_ttl": TTL}
 
 CALLS: dict[str, Callable[[Shop, str], AsyncResult]] = {
-    "apply_async": lambda shop, order: pack.apply_async((order,), idempotency_result_ttl=TTL),
-    "set": lambda shop, order: pack.s(order).set(idempotency_result_ttl=TTL).delay(),
-    "chain": lambda shop, order: chain(
-        charge.si(order), pack.si(order).set(idempotency_result_ttl=TTL)
-    ).delay(),
-    "countdown": lambda shop, order: pack.apply_async(
-        (order,), idempotency_result_ttl=TTL, countdown=0.1
-    ),
-    "send_task": lambda shop, order: shop.app.send_task(
-        "shop.pack", (order,), headers={"idempotency_result_ttl": TTL}
-    ),
+    "apply_async": lambda shop, order: pack.apply_async((order,), **OWN),
+    "set": lambda shop, order: pack.s(order).set(**OWN).delay(),
+    "chain": lambda shop, order: chain(charge.si(order), pack.si(order).set(**OWN)).delay(),
+    "countdown": lambda shop, order: pack.apply_async((order,), countdown=0.1, **OWN),
+    "send_task": lambda shop, order: shop.app.send_task("shop.pack", (order,), headers=OWN),
 }
 
 

@@ -163,12 +163,9 @@ def test_replacement_that_cannot_be_published_releases_the_key(ledger: Ledger, o
 @pytest.mark.core
 @pytest.mark.parametrize("to", ["silent", "ignored"])
 def test_duplicates_do_not_wait_for_an_ignored_result(ledger: Ledger, order: str, to: str) -> None:
-    hand_over.delay(order, to)
+    replaced = hand_over.delay(order, to)
     ledger.wait_for_run(f"replacement of {order}")
-    eventually(
-        lambda: hand_over.idempotency_record(order, to).state is State.COMPLETED,
-        "the replaced task is done",
-    )
+    ledger.wait_for_signal(replaced.id, "completed")
 
     with pytest.raises(ResultNotStoredError, match="ignore_result"):
         hand_over.delay(order, to).get(timeout=SOON)

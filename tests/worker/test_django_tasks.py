@@ -22,14 +22,9 @@ def test_a_key_rule_reads_the_arguments(backend: str, store: RedisServer, tmp_pa
     environment = {"TASKS_BACKEND": backend, "TASKS_REDIS": store.url}
     worker = WorkerProcess(backend, ("--pool", "solo"), environment, tmp_path / "log", module)
     try:
-        run = subprocess.run(
-            [sys.executable, "-c", f"from {module} import publish; publish()"],
-            cwd=REPOSITORY,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        program = [sys.executable, "-c", f"from {module} import publish; publish()"]
+        env = {**os.environ, **environment}
+        run = subprocess.run(program, cwd=REPOSITORY, env=env, capture_output=True, text=True)
     finally:
         worker.kill()
     assert run.returncode == 0, run.stderr + worker.logs()

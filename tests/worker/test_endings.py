@@ -17,12 +17,12 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
-    dead_lettered,
     hard_limited,
-    hard_limited_again,
+    hard_returning,
     leaving,
     pack,
     soft_limited,
+    unacknowledged,
 )
 
 
@@ -63,9 +63,9 @@ def test_soft_time_limit_releases_the_key(ledger: Ledger, order: str) -> None:
 
 def test_error_of_a_message_that_is_not_acknowledged_is_not_stored(shop: Shop, order: str) -> None:
     """``acks_on_failure_or_timeout=False``: the next delivery of the message may run."""
-    dead_lettered.delay(order).get(timeout=SOON, propagate=False)
+    unacknowledged.delay(order).get(timeout=SOON, propagate=False)
 
-    assert not shop.redis.exists(f"idem:{dead_lettered.idempotency_key_of(order)}")
+    assert not shop.redis.exists(f"idem:{unacknowledged.idempotency_key_of(order)}")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ class TestFalseAlarms:
             yield shop
 
     @pytest.mark.parametrize(
-        "task", exhaustive_except([hard_limited, hard_limited_again], hard_limited)
+        "task", exhaustive_except([hard_limited, hard_returning], hard_limited)
     )
     def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str, task: Any) -> None:
         """The message of the second task returns."""
@@ -122,9 +122,7 @@ class TestFalseAlarms:
         wait_for_death(ledger.wait_for_run(order).pid)
 
         assert_no_alarm(shop, result.id)
-        shop.workers[0].wait_for_log(
-            f"task {result.id} is ended (hard_time_limit); its key is free"
-        )
+        shop.workers[0].wait_for_log(f"{result.id} is ended (hard_time_limit); its key is free")
         if task is hard_limited:
             task.delay(order)
         else:

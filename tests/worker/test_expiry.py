@@ -16,14 +16,7 @@ from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, OpenShop, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import (
-    collapsed,
-    in_turn,
-    pack,
-    try_later,
-    try_later_in_a_burst,
-    try_later_in_turn,
-)
+from tests.worker.tasks import collapsed, in_turn, pack, try_in_a_burst, try_in_turn, try_later
 
 #: Seconds: long enough for a message to start, shorter than the time until its redelivery.
 EXPIRES = 2.0
@@ -60,7 +53,7 @@ def wait_for_expiry(seconds: float) -> None:
 # The copy has another expiry than the retry.
 @pytest.mark.core
 @pytest.mark.parametrize(
-    "task", exhaustive_except([try_later, try_later_in_turn, try_later_in_a_burst], try_later)
+    "task", exhaustive_except([try_later, try_in_turn, try_in_a_burst], try_later)
 )
 def test_copy_that_expires_leaves_the_retry_alone(shop: Shop, order: str, task: Any) -> None:
     options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # replies have spaces, too
@@ -164,9 +157,7 @@ def test_expired_copy_runs_if_the_first_execution_dies(open_shop: OpenShop, orde
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.skipif(
-    (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"
-)
+@pytest.mark.skipif((5, 6) <= celery.VERSION < (5, 7), reason="5.6 stores REVOKED over any state")
 def test_revoked_copy_does_not_change_the_state_of_a_running_message(
     shop: Shop, ledger: Ledger, order: str
 ) -> None:

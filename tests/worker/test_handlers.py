@@ -75,9 +75,7 @@ class NotingRequest(Request):
 plain_base = type("PlainTask", (Handlers, Task), {"abstract": True})
 in_plain_celery = task_of(_work, "in_plain_celery", base=plain_base)
 with_mixin = task_of(_work, "with_mixin", base=MixedTask)
-final = task_of(
-    _work, "final_with_handlers", base=MixedTask, idempotency_replay_errors=(OutOfStockError,)
-)
+final = task_of(_work, "final_noting", base=MixedTask, idempotency_replay_errors=(OutOfStockError,))
 refusing = task_of(_work, "refusing", base=MixedTask, idempotency_on_conflict="raise")
 with_request = task_of(_work, "with_request", Request=NotingRequest)
 

@@ -58,14 +58,8 @@ def _base_class(library: str) -> Any:
 for _library, _options in OPTIONS.items():
     if _base := _base_class(_library):
         for _name, _body in (("handle", handle), ("retry", retry_once)):
-            shared_task(
-                _body,
-                bind=True,
-                base=_base,
-                name=f"shop.{_library}_{_name}",
-                idempotency_key=("order",),
-                **_options,
-            )
+            _task = {"base": _base, "name": f"shop.{_library}_{_name}", **_options}
+            shared_task(_body, bind=True, idempotency_key=("order",), **_task)
 
 
 @pytest.fixture(scope="module")

@@ -56,9 +56,8 @@ def test_newest_arguments_are_encrypted(open_shop: OpenShop, order: str, seriali
         assert b"987654" not in stored
         assert last.get(timeout=SOON)["amount"] == 987654
         shop.wait_until_empty()
-        assert shop.ledger.notes(order) == [
-            "before 987654", "runs 987654 as 987654", "success 987654"
-        ]  # fmt: skip
+        notes = shop.ledger.notes(order)
+        assert notes == ["before 987654", "runs 987654 as 987654", "success 987654"]
 
 
 def test_a_retry_has_the_newest(shop: Shop, order: str) -> None:

@@ -47,10 +47,8 @@ def publish(shop: Shop) -> Publish:
 
     def publish(order: str, **options: Any) -> tuple[str, Any, str | None]:
         call = pickle.dumps((settings, "shop.charge", (order,), options))
-        program = [sys.executable, "-m", "tests.worker.plain_publisher"]
-        run = subprocess.run(
-            program, input=call, stdout=subprocess.PIPE, cwd=REPOSITORY, check=True
-        )
+        args = [sys.executable, "-m", "tests.worker.plain_publisher"]
+        run = subprocess.run(args, input=call, stdout=subprocess.PIPE, cwd=REPOSITORY, check=True)
         state, value, error = json.loads(run.stdout)
         return state, value, error
 

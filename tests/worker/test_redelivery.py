@@ -33,10 +33,7 @@ REDELIVER_AFTER = 2.0
 SLACK = 5.0
 
 #: kombu's default visibility timeout is an hour.
-SETTINGS: dict[str, Any] = {
-    "idempotency_redeliver_after": REDELIVER_AFTER,
-    "idempotency_lease": REDELIVER_AFTER,
-}
+SETTINGS = {"idempotency_redeliver_after": REDELIVER_AFTER, "idempotency_lease": REDELIVER_AFTER}
 
 
 def scores(shop: Shop) -> dict[str, float]:
@@ -69,8 +66,7 @@ def publish(shop: Shop, order: str, prefix: str = "") -> list[tuple[str, Any]]:
     results = [pack.apply_async(orders[:1], priority=6)]
     shop.ledger.wait_for_run(orders[0])
     results += [
-        pack.apply_async(orders[1:2], priority=0),
-        pack.apply_async(orders[2:3], priority=9),
+        pack.apply_async([each], priority=n) for each, n in ((orders[1], 0), (orders[2], 9))
     ]
     results.append(pack.apply_async(orders[3:], countdown=4))
     index = f"{prefix}unacked_index"

@@ -149,9 +149,7 @@ def _another(order: str, name: str) -> Signature:
 
 
 handing_on = task_of(hand_on, "handing_on", idempotency_replay_errors=(LookupError,), **KEYED)
-handing_on_reserved = task_of(
-    hand_on, "handing_on_reserved", idempotency_dedupe_publish=True, **KEYED
-)
+handing_on_once = task_of(hand_on, "handing_on_once", idempotency_dedupe_publish=True, **KEYED)
 handing_on_in_turn = task_of(hand_on, "handing_on_in_turn", idempotency_until="finished", **KEYED)
 
 
@@ -244,9 +242,7 @@ def test_in_the_header_of_a_chord(ledger: Ledger, order: str, shape: str) -> Non
 
 def test_stages_with_one_key_keep_the_outcome_without_a_backend(ledger: Ledger, order: str) -> None:
     in_stages.delay(order=order)
-    eventually(
-        lambda: len(runs := ledger.runs(order)) == 3 and runs[2].end, "the last stage has run"
-    )
+    eventually(lambda: len(runs := ledger.runs(order)) == 3 and runs[2].end, "the last one has run")
 
     runs = ledger.runs(order)
     assert len({run.key for run in runs}) == len({run.task_id for run in runs}) == 1
@@ -283,7 +279,7 @@ def error_of(result: AsyncResult) -> BaseException:
     ("task", "shape"),
     [
         *((handing_on, shape) for shape in FAILURES),
-        *((task, "a task") for task in (handing_on_reserved, handing_on_in_turn)),
+        *((task, "a task") for task in (handing_on_once, handing_on_in_turn)),
     ],
 )
 def test_the_next_runs_after_a_failure(ledger: Ledger, order: str, task: Any, shape: str) -> None:

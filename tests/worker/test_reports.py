@@ -100,11 +100,7 @@ class Row:
 
     @staticmethod
     def read(log: str, signals: str, events: str, counted: str, state: str, sentry: str) -> Row:
-        lines: dict[str, list[tuple[str, str]]] = {
-            "": [],
-            ", once in an outage": [],
-            "Celery's ": [],
-        }
+        lines: dict[str, list[Any]] = {"": [], ", once in an outage": [], "Celery's ": []}
         for line in filter(None, log.split("<br>")):
             found = re.fullmatch("(Celery's )?([A-Z]+) `(.+)`(, once in an outage)?", line)
             assert found, line
@@ -253,9 +249,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_shop(
     open_shop: OpenShop, store: RedisServer, reports: Path, port: int
 ) -> Iterator[Shop]:
-    with open_shop(
-        idempotency_redis_url=store.url, idempotency_metrics=f"127.0.0.1:{port}"
-    ) as shop:
+    address = f"127.0.0.1:{port}"
+    with open_shop(idempotency_redis_url=store.url, idempotency_metrics=address) as shop:
         options = ("--task-events", "--include", __name__)
         shop.start_worker(*options, concurrency=2, **{REPORTS_VARIABLE: str(reports)})
         yield shop

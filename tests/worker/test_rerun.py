@@ -25,15 +25,7 @@ from tests.apps import run_command as celery
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
 from tests.worker.harness import OpenShop, Shop
-from tests.worker.tasks import (
-    OutOfStockError,
-    final,
-    final_together,
-    frail,
-    pack,
-    rejecting,
-    report_failure,
-)
+from tests.worker.tasks import OutOfStockError, errback, final, final_too, frail, pack, rejecting
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +64,7 @@ def succeed(result: AsyncResult) -> Any:
 
 def finished(shop: Shop, order: str, number: int) -> list[Any]:
     """Waits until so many executions have ended, and the broker is empty; returns all."""
-    eventually(
-        lambda: sum(bool(run.end) for run in shop.ledger.runs(order)) == number, "it has run"
-    )
+    eventually(lambda: sum(bool(run.end) for run in shop.ledger.runs(order)) == number, "it runs")
     shop.wait_until_empty()
     return shop.ledger.runs(order)
 
@@ -268,22 +258,21 @@ def test_a_rerun_is_not_lost_on_its_way(shop: Shop, order: str, lost: bool) -> N
 
 def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     orders, other = [uuid4().hex for _ in range(3)], uuid4().hex
-    results = [fail(shop, order, final_together) for order in orders]
+    results = [fail(shop, order, final_too) for order in orders]
     fail(shop, other)
 
-    cases = json.loads(
-        celery(shop.app, "rerun", "--all", "--task", "shop.final_together", "--yes", "--json")
-    )
+    output = celery(shop.app, "rerun", "--all", "--task", final_too.name, "--yes", "--json")
+    cases = json.loads(output)
 
     assert {each["key"]: each["case"] for each in cases} == {
-        str(final_together.idempotency_key_of(order, 1)): "published" for order in orders
+        str(final_too.idempotency_key_of(order, 1)): "published" for order in orders
     }
     assert [succeed(result) for result in results] == ["found one"] * 3
     assert len(shop.ledger.runs(other)) == 1
 
 
 def test_expiry_and_retries_are_dropped_and_the_callback_runs_later(shop: Shop, order: str) -> None:
-    links = {"link": pack.si(f"after {order}"), "link_error": report_failure.si(order)}
+    links = {"link": pack.si(f"after {order}"), "link_error": errback.si(order)}
     result = fail(shop, order, expires=3600, countdown=0.1, **links)
     eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
 
@@ -297,7 +286,7 @@ def test_expiry_and_retries_are_dropped_and_the_callback_runs_later(shop: Shop, 
 def test_a_chord_counts_its_member_once(shop: Shop, order: str) -> None:
     shop.ledger.hold(f"other {order}")
     body = pack.si(f"body {order}")
-    body.link_error(report_failure.si(order))
+    body.link_error(errback.si(order))
     whole = chord(group(final.s(order, 1), pack.s(f"other {order}")), body).apply_async()
     member = whole.parent.results[0]
     shop.ledger.wait_for_run(order)

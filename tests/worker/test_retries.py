@@ -63,13 +63,8 @@ def reschedule(self: Any, order: str, way: str) -> str:
         return ask_for_a_retry(self, way) if self.request.retries == 0 else "done"
 
 
-rescheduled_by_celery = task_of(
-    run_out,
-    "rescheduled_by_celery",
-    autoretry_for=(OutOfStockError,),
-    retry_kwargs={"countdown": 0},
-    **REPLAYED,
-)
+AUTORETRY: dict[str, Any] = {"autoretry_for": (OutOfStockError,), "retry_kwargs": {"countdown": 0}}
+rescheduled_by_celery = task_of(run_out, "rescheduled_by_celery", **AUTORETRY, **REPLAYED)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.stop_here")
@@ -89,9 +84,7 @@ SHOP = {"imports": [__name__], "idempotency_on_store_error": "run"}
 @pytest.mark.parametrize("way", exhaustive_except(WAYS, "suppressed", "twice", "then an error"))
 def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> None:
     reschedule.delay(order, way)
-    eventually(
-        lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "the retry has run"
-    )
+    eventually(lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "it has run")
 
     assert reschedule.delay(order, way).get(timeout=SOON) == "done"
     assert len(ledger.runs(order)) == 2

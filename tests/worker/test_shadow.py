@@ -131,12 +131,8 @@ def test_mark_of_a_forwarded_message_is_ignored(ledger: Ledger, order: str) -> N
 
 @pytest.mark.parametrize("key", ["", object(), ["a", ""], "x" * 1000])
 def test_unusable_key_is_refused_in_the_count_only(ledger: Ledger, order: str, key: object) -> None:
-    results = [
-        pack.apply_async((order,), idempotency_key=key),
-        pack.s(order).set(idempotency_key=key).apply_async(),
-    ]
-
-    for result in results:
+    call = pack.s(order).set(idempotency_key=key)
+    for result in (pack.apply_async((order,), idempotency_key=key), call.apply_async()):
         assert result.get(timeout=SOON)["receipt"]
         assert refusal(ledger, result.id)["reason"] == "key_rule"
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.exhaustive
 #: Seconds.
 LEASE = 2.0
 VISIBILITY_TIMEOUT = 4
+TRANSPORT = {"region": REGION, "is_secure": False, "wait_time_seconds": 0, "polling_interval": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +58,7 @@ def settings_for(sqs: MotoServer, redeliver_after: float | None, visibility_time
     """Returns the settings of a shop with its own queue."""
     return {
         "broker_url": f"sqs://testing:testing@{sqs.address}",
-        "broker_transport_options": {
-            "region": REGION,
-            "is_secure": False,
-            "wait_time_seconds": 0,
-            "polling_interval": 0.1,
-            "visibility_timeout": visibility_timeout,
-        },
+        "broker_transport_options": {**TRANSPORT, "visibility_timeout": visibility_timeout},
         "task_default_queue": f"queue-{uuid4().hex[:8]}",
         "idempotency_lease": LEASE,
         "idempotency_redeliver_after": redeliver_after,
@@ -155,9 +150,7 @@ def test_no_message_is_hidden_for_longer_than_sqs_allows(shop: Shop, order: str)
 
         def hidden_with(age: float) -> float:
             received_at = lease_now() - age
-            held: Any = SimpleNamespace(
-                delivery_info=message.delivery_info, received_at=received_at
-            )
+            held = SimpleNamespace(delivery_info=message.delivery_info, received_at=received_at)
             broker.renew([held], 600.0)
             (seconds,) = hidden(order)
             return seconds

@@ -70,10 +70,8 @@ def test_frozen_execution_loses_its_lease_to_another(open_shop: OpenShop, order:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_redelivered_copies_do_not_multiply(open_shop: OpenShop, order: str) -> None:
-    with open_shop(
-        broker_transport_options={**FAST_REDELIVERY, "visibility_timeout": 1},
-        idempotency_redeliver_after=None,
-    ) as shop:
+    options = {**FAST_REDELIVERY, "visibility_timeout": 1}
+    with open_shop(broker_transport_options=options, idempotency_redeliver_after=None) as shop:
         shop.start_worker(concurrency=2)
         shop.ledger.hold(order)
         result = pack.delay(order)

@@ -64,10 +64,8 @@ def waiting(shop: Shop, task: Any, order: str) -> int:
 
 def waits(shop: Shop, task: Any, order: str) -> list[dict[str, Any]]:
     """Returns what each worker replies about the key of an order."""
-    replies, key = (
-        inspect(shop)._request("idempotency_waiting") or {},
-        task.idempotency_key_of(order),
-    )
+    replies = inspect(shop)._request("idempotency_waiting") or {}
+    key = task.idempotency_key_of(order)
     return [each for lines in replies.values() for each in lines if each["key"] == str(key)]
 
 
@@ -97,9 +95,8 @@ def values_at_once(shop: Shop, order: str, *results: Any) -> list[Any]:
 def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list[Any]) -> None:
     values = values_at_once(shop, order, first, *duplicates)
     assert values == [values[0]] * len(values)
-    assert [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * len(
-        duplicates
-    )
+    conflicts = [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates]
+    assert conflicts == [1] * len(duplicates)
     scheduled = [each for lines in (inspect(shop).scheduled() or {}).values() for each in lines]
     assert not {each["request"]["id"] for each in scheduled} & {each.id for each in duplicates}
 

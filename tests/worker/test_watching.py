@@ -111,7 +111,7 @@ def sends_replay_event(shop: Shop, monitor: Monitor) -> bool:
 
 
 DECISIONS = 'celery_idempotent_decisions_total{{decision="{}",task="shop.pack"}}'
-RENEWED = "celery_idempotent_messages_renewed"
+RENEWED = "celery_idempotent_messages_renewed_timestamp_seconds"
 
 
 @pytest.mark.usefixtures("worker")
@@ -259,10 +259,7 @@ def test_inspect_returns_a_lease(shop: Shop, worker: Worker, port: int, order: s
     assert (lease["heartbeat"], lease["trusted_seconds"]) == ("expired", 0)
     served = scrape(port)
     assert served['celery_idempotent_leases_expired{task="shop.pack"}'] == 1
-    eventually(
-        lambda: time.time() - scrape(port)[f"{RENEWED}_timestamp_seconds"] < SOON,
-        "the messages are renewed",
-    )
+    eventually(lambda: time.time() - scrape(port)[RENEWED] < SOON, "the messages are renewed")
     shop.ledger.release(order)
     result.get(timeout=SOON)
 
