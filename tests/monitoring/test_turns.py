@@ -36,7 +36,7 @@ def import_feed(feed: str, full: bool = False) -> None:
 
 OPTIONS = {
     "in_turn": {"idempotency_until": "finished"},
-    "unless_running": {"idempotency_until": "finished", "idempotency_on_conflict": "ignore"},
+    "skipping": {"idempotency_until": "finished", "idempotency_on_conflict": "ignore"},
     "published_once": {"idempotency_until": "finished", "idempotency_dedupe_publish": True},
     "collapsed": {"idempotency_until": "started", "idempotency_dedupe_publish": True},
     "not_collapsed": {"idempotency_until": "started", "idempotency_dedupe_publish": False},
@@ -76,7 +76,7 @@ def test_of_a_free_key(app: Celery, client: Redis) -> None:
     [
         ("in_turn", False, "it waits until that ends"),
         ("in_turn", True, "it waits until that ends"),
-        ("unless_running", False, "it is ignored"),
+        ("skipping", False, "it is ignored"),
         ("published_once", False, NOT_PUBLISHED),
         ("published_once", True, "it waits until that ends"),
     ],

@@ -179,10 +179,7 @@ def start_shop(
 def calls(request: Any, server: RedisServer, create_database: CreateDatabase) -> dict[str, Any]:
     """The output of the module that the test names in `CALLS`, with this kind of database."""
     database = create_database(request.param, "django")
-    output: dict[str, Any] = databases.output_of(
-        request.module.CALLS, database.pooled_url, server.url
-    )
-    return output
+    return databases.output_of(request.module.CALLS, database.pooled_url, server.url)
 
 
 @pytest.fixture

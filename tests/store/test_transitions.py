@@ -222,14 +222,8 @@ def test_a_value_of_another_type_is_a_corrupt_record(harness: Harness) -> None:
     harness.client.delete(harness.name)
     harness.client.hset(harness.name, "field", "value")
     harness.client.expire(harness.name, 60)
-    by_token = (
-        harness.complete,
-        harness.fail,
-        harness.release,
-        harness.save_step,
-        harness.mark_sent,
-    )
-    calls: list[Callable[[], object]] = [partial(call, 17) for call in by_token]
+    given = (harness.complete, harness.fail, harness.release, harness.save_step, harness.mark_sent)
+    calls: list[Callable[[], object]] = [partial(call, 17) for call in given]
     calls += [harness.begin, harness.reserve, harness.abandon]
     calls.append(lambda: run_sync(harness.store.get(harness.key)))
 

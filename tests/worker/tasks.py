@@ -274,7 +274,7 @@ EXITS: dict[str, BaseException] = {
 }
 leaving = task_of(leave, "leaving")
 soft_limited = task_of(handle, "soft_limited", soft_time_limit=0.5)
-unacknowledged = task_of(run_out, "unacknowledged", acks_on_failure_or_timeout=False)
+unacked = task_of(run_out, "unacked", acks_on_failure_or_timeout=False)
 hard_returning = task_of(handle, "hard_returning", time_limit=1.0, acks_on_failure_or_timeout=False)
 hard_limited = task_of(handle, "hard_limited", time_limit=1.0)
 
@@ -291,9 +291,7 @@ def handle_in_turn(self: Any, order: str) -> dict[str, Any]:
 
 once = task_of(handle_in_turn, "once")
 in_turn = task_of(handle_in_turn, "in_turn", **IN_TURN)
-unless_running = task_of(
-    handle_in_turn, "unless_running", idempotency_on_conflict="ignore", **IN_TURN
-)
+skipping = task_of(handle_in_turn, "skipping", idempotency_on_conflict="ignore", **IN_TURN)
 reserved_turn = task_of(handle_in_turn, "reserved_turn", **IN_TURN, **RESERVED)
 collapsed = task_of(handle_in_turn, "collapsed", idempotency_until="started", **RESERVED)
 

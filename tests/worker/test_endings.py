@@ -16,14 +16,7 @@ from tests.servers.program import is_running
 from tests.waiting import SOON, eventually
 from tests.worker.harness import OpenShop, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import (
-    hard_limited,
-    hard_returning,
-    leaving,
-    pack,
-    soft_limited,
-    unacknowledged,
-)
+from tests.worker.tasks import hard_limited, hard_returning, leaving, pack, soft_limited, unacked
 
 
 @pytest.mark.parametrize("way", ["Ignore", "Reject"])
@@ -63,9 +56,9 @@ def test_soft_time_limit_releases_the_key(ledger: Ledger, order: str) -> None:
 
 def test_error_of_a_message_that_is_not_acknowledged_is_not_stored(shop: Shop, order: str) -> None:
     """``acks_on_failure_or_timeout=False``: the next delivery of the message may run."""
-    unacknowledged.delay(order).get(timeout=SOON, propagate=False)
+    unacked.delay(order).get(timeout=SOON, propagate=False)
 
-    assert not shop.redis.exists(f"idem:{unacknowledged.idempotency_key_of(order)}")
+    assert not shop.redis.exists(f"idem:{unacked.idempotency_key_of(order)}")
 
 
 @pytest.mark.parametrize(

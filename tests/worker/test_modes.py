@@ -18,15 +18,7 @@ from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, OpenShop, Shop
 from tests.worker.ledger import Run
-from tests.worker.tasks import (
-    collapsed,
-    each_message,
-    in_turn,
-    once,
-    peak,
-    reserved_turn,
-    unless_running,
-)
+from tests.worker.tasks import collapsed, each_message, in_turn, once, peak, reserved_turn, skipping
 
 #: Calls while the first one is held.
 DUPLICATES = 3
@@ -52,9 +44,7 @@ class Wish:
 WISHES = {
     "charge once": Wish(once, 1, 1, 3, 1, runs_again=False),
     "one at a time": Wish(in_turn, 4, 1, 3, 4, runs_again=True),
-    "one at a time, or skipped": Wish(
-        unless_running, 1, 1, 0, 1, runs_again=True, all_answered=False
-    ),
+    "one at a time, or skipped": Wish(skipping, 1, 1, 0, 1, runs_again=True, all_answered=False),
     "one at a time, published once": Wish(reserved_turn, 1, 1, 0, 1, runs_again=True),
     "collapse a burst": Wish(collapsed, 2, 1, 1, 2, runs_again=True),
     "only copies of one message": Wish(each_message, 4, 4, 0, 4, runs_again=True),

@@ -65,9 +65,7 @@ def publish(shop: Shop, order: str, prefix: str = "") -> list[tuple[str, Any]]:
         shop.ledger.hold(each)
     results = [pack.apply_async(orders[:1], priority=6)]
     shop.ledger.wait_for_run(orders[0])
-    results += [
-        pack.apply_async([each], priority=n) for each, n in ((orders[1], 0), (orders[2], 9))
-    ]
+    results += [pack.apply_async([one], priority=n) for one, n in ((orders[1], 0), (orders[2], 9))]
     results.append(pack.apply_async(orders[3:], countdown=4))
     index = f"{prefix}unacked_index"
     eventually(lambda: shop.redis.zcard(index) == 4, "the worker has all messages")
