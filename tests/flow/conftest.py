@@ -70,7 +70,7 @@ def idempotency(server: RedisServer) -> IsolatedRecords:
 
 
 @pytest.fixture
-def sent_signals() -> Iterator[list[str]]:
+def sent() -> Iterator[list[str]]:
     """The names of the signals that were sent, in order."""
     names: list[str] = []
     receivers = []

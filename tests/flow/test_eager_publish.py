@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery, chain
 
 from celery_idempotent import TASK_ID, ConflictError, IdempotentTask, State
+from tests.flow.deliveries import Make
 
 
-def test_a_call_gets_the_result_of_the_one_before_which_an_error_is_not(
-    task: Callable[..., IdempotentTask],
-) -> None:
+def test_a_call_gets_the_result_of_the_one_before_which_an_error_is_not(task: Make) -> None:
     runs: list[int] = []
 
     def charge(self: Any, order: int) -> str:
@@ -35,7 +33,7 @@ def test_a_call_gets_the_result_of_the_one_before_which_an_error_is_not(
 @pytest.mark.parametrize("dedupe", [True, False])
 @pytest.mark.parametrize("propagates", [True, False])
 def test_a_body_that_calls_its_own_key_reserves_no_turn(
-    task: Callable[..., IdempotentTask], publish: str, dedupe: bool, propagates: bool
+    task: Make, publish: str, dedupe: bool, propagates: bool
 ) -> None:
     def refresh(self: Any, depth: int) -> None:
         self.app.conf.task_eager_propagates = propagates

@@ -80,9 +80,7 @@ def test_results_steps_and_errors_are_encrypted(encrypting: Make, stored_bytes: 
     assert len(stored_bytes()) > 300
 
 
-def test_keys_can_be_rotated_and_calls_of_a_lost_key_fail_until_it_is_restored(
-    encrypting: Make, keyring: Keyring
-) -> None:
+def test_keys_can_be_rotated_and_lost_ones_restored(encrypting: Make, keyring: Keyring) -> None:
     runs = []
 
     def body(self: IdempotentTask, order: str) -> str:

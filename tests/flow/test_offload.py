@@ -64,9 +64,7 @@ def test_forgetting_the_record_deletes_the_object(offloading: Make, directory: P
     assert object_names(directory) == [task.idempotency_record("2").body.decode()]
 
 
-def test_without_offloading_a_record_is_forgotten_in_one_round_trip(
-    task: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_offloading_forgetting_is_one_round_trip(task: Make, monkeypatch: Any) -> None:
     charge = task(large)
     charge.delay("1")
     store = charge.idempotency_configuration.executor.store

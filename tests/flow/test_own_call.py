@@ -140,8 +140,8 @@ class TestOwnCall:
         deliveries.deliver(duplicate)
         assert meta_of(deliveries, duplicate.id)["result"] == "new"
 
-    def test_does_not_catch_that_a_retry_cannot_be_published(
-        self, offer: Offer, monkeypatch: pytest.MonkeyPatch
+    def test_does_not_catch_that_a_retry_is_not_published(
+        self, offer: Offer, monkeypatch: Any
     ) -> None:
         monkeypatch.setattr(put_back, "REQUEUE_PAUSE", 0.01)
 

@@ -56,7 +56,7 @@ def keep_a_step(task: IdempotentTask) -> None:
 
 @pytest.mark.parametrize("end", ["returns", "raises", "raises for good", "checks"])
 def test_an_execution_gives_way_to_another_that_has_completed(
-    task: Make, idempotency: IsolatedRecords, sent_signals: list[str], end: str
+    task: Make, idempotency: IsolatedRecords, sent: list[str], end: str
 ) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         if self.idempotency.recovered:
@@ -72,7 +72,7 @@ def test_an_execution_gives_way_to_another_that_has_completed(
 
     assert slow.delay("1").get() == "the other's"
     signals = ["begun", "begun", "completed", "lease_lost"]
-    eventually(lambda: sent_signals == signals, "the heartbeat has reported the loss")
+    eventually(lambda: sent == signals, "the heartbeat has reported the loss")
 
 
 class TestAnotherExecutionRuns:
@@ -115,7 +115,7 @@ class TestAnotherExecutionRuns:
 class TestNobodyHolds:
     @pytest.mark.parametrize("is_forgotten", [True, False], ids=["forgotten", "overwritten"])
     def test_an_execution_without_its_record_keeps_its_own_result(
-        self, task: Make, client: Redis, sent_signals: list[str], is_forgotten: bool
+        self, task: Make, client: Redis, sent: list[str], is_forgotten: bool
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if is_forgotten:
@@ -131,7 +131,7 @@ class TestNobodyHolds:
         assert found == (None if is_forgotten else b"something else")
         if is_forgotten:
             # The heartbeat may have found the loss first, and be about to report it.
-            eventually(lambda: sent_signals == ["begun", "lease_lost"], "the loss is reported")
+            eventually(lambda: sent == ["begun", "lease_lost"], "the loss is reported")
 
     def test_an_execution_that_was_abandoned_and_stops_frees_nothing(
         self, task: Make, idempotency: IsolatedRecords
@@ -182,7 +182,7 @@ class TestTheStoreIsAway:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("trusted", [True, False], ids=["in the lease", "after the lease"])
     def test_a_result_is_tried_again(
-        self, task: Make, own_server: RedisServer, sent_signals: list[str], trusted: bool
+        self, task: Make, own_server: RedisServer, sent: list[str], trusted: bool
     ) -> None:
         """After the lease, too: no other execution can have taken over without a store."""
 
@@ -198,11 +198,11 @@ class TestTheStoreIsAway:
 
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) >= 2
-        assert sent_signals == ["begun", "completed"]
+        assert sent == ["begun", "completed"]
         assert slow.idempotency_record("1").result == "kept in the end"
 
     def test_a_result_that_the_server_refuses_is_given_up_after_a_lease(
-        self, task: Make, own_server: RedisServer, sent_signals: list[str]
+        self, task: Make, own_server: RedisServer, sent: list[str]
     ) -> None:
         """The heartbeat gets through, so the lease never ends."""
 
@@ -214,7 +214,7 @@ class TestTheStoreIsAway:
         large = task(body, redis_url=own_server.url, lease=1, max_result_size=10_000_000)
 
         assert len(large.delay("1").get()) == 2_000_000
-        assert sent_signals == ["begun", "outcome_unsaved"]
+        assert sent == ["begun", "outcome_unsaved"]
 
     def test_a_key_is_freed_once_redis_replies(self, task: Make, own_server: RedisServer) -> None:
         """The error of a living process counts as no death, even for ``max_attempts=1``."""
@@ -235,7 +235,7 @@ class TestTheStoreIsAway:
     def test_an_interruption_meanwhile_loses_no_result(
         self,
         task: Make,
-        sent_signals: list[str],
+        sent: list[str],
         soft_limit: Callable[[], None],
         error: type[BaseException],
     ) -> None:
@@ -251,7 +251,7 @@ class TestTheStoreIsAway:
         # An eager call has the limit of the call around it; it is raised when the result is stored.
         with pytest.raises(error):
             slow.delay("1")
-        assert sent_signals == ["begun", "completed"]
+        assert sent == ["begun", "completed"]
         assert slow.idempotency_record("1").result == "kept in the end"
 
     @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ class TestTheStoreIsAway:
         self,
         task: Make,
         own_server: RedisServer,
-        sent_signals: list[str],
+        sent: list[str],
         act: Callable[[IdempotentTask], None],
         error: type[Exception],
     ) -> None:
@@ -278,7 +278,7 @@ class TestTheStoreIsAway:
 
         with pytest.raises(error):
             slow.delay("1")
-        assert sent_signals == ["begun"]
+        assert sent == ["begun"]
 
 
 def complete_by_replacement(task: IdempotentTask, order: str) -> None:

@@ -37,15 +37,15 @@ def task_with_late_reply(task: Make, proxy: Proxy, runs: list[bool]) -> Idempote
 
 
 @pytest.mark.exhaustive
-def test_begin_is_resent_before_the_body(task: Make, proxy: Proxy, sent_signals: list[str]) -> None:
+def test_begin_is_resent_before_the_body(task: Make, proxy: Proxy, sent: list[str]) -> None:
     runs: list[bool] = []
     made = task_with_late_reply(task, proxy, runs)
-    sent_signals.clear()
+    sent.clear()
     proxy.delay_reply(to=BEGIN, seconds=1.5 * LEASE)
 
     assert made.delay("1").result == "receipt of 1, attempt 1"
     assert runs == [True]
-    assert sent_signals == ["begun", "completed"]
+    assert sent == ["begun", "completed"]
 
 
 @pytest.mark.exhaustive
@@ -102,7 +102,7 @@ def once_at(signal: Signal, action: Callable[[], Any]) -> Iterator[None]:
 
 @pytest.mark.parametrize("back", [True, False], ids=["back in time", "away"])
 def test_the_body_runs_once_and_its_result_is_returned(
-    task: Make, own_server: RedisServer, sent_signals: list[str], back: bool
+    task: Make, own_server: RedisServer, sent: list[str], back: bool
 ) -> None:
     runs: list[bool] = []
 
@@ -117,7 +117,7 @@ def test_the_body_runs_once_and_its_result_is_returned(
         assert pay.delay("1").get() == "receipt"
 
     assert runs == [False]
-    assert sent_signals == ["begun", "completed" if back else "outcome_unsaved"]
+    assert sent == ["begun", "completed" if back else "outcome_unsaved"]
     assert not back or pay.idempotency_record("1").result == "receipt"
 
 
@@ -179,9 +179,7 @@ def waiting(task: Make) -> Make:
 
 
 @pytest.mark.exhaustive
-def test_it_is_not_lost_when_the_replica_thaws(
-    waiting: Make, replica: RedisServer, sent_signals: list[str]
-) -> None:
+def test_it_is_not_lost_when_it_thaws(waiting: Make, replica: RedisServer, sent: list[str]) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         replica.pause()
         # Not before the first complete has been waited for in vain.
@@ -191,11 +189,11 @@ def test_it_is_not_lost_when_the_replica_thaws(
     patient = waiting(body, lease=30.0)
 
     assert patient.delay("1").get() == "done"
-    assert sent_signals == ["begun", "completed"]
+    assert sent == ["begun", "completed"]
 
 
-def test_it_is_given_up_when_the_lease_ends(
-    waiting: Make, replica: RedisServer, sent_signals: list[str]
+def test_it_is_given_up_with_its_lease(
+    waiting: Make, replica: RedisServer, sent: list[str]
 ) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         replica.pause()
@@ -204,13 +202,13 @@ def test_it_is_given_up_when_the_lease_ends(
     hasty = waiting(body, lease=0.6)
 
     assert hasty.delay("1").get() == "done"
-    assert sent_signals == ["begun", "outcome_unsaved"]
+    assert sent == ["begun", "outcome_unsaved"]
     record: Any = hasty.idempotency_record("1")
     assert record.state is State.COMPLETED, "the master has it, and may yet lose it"
 
 
 def test_a_begin_that_they_do_not_have_runs_nothing(
-    waiting: Make, replica: RedisServer, sent_signals: list[str]
+    waiting: Make, replica: RedisServer, sent: list[str]
 ) -> None:
     def body(self: IdempotentTask, order: str) -> None:
         pytest.fail("it runs")
@@ -220,4 +218,4 @@ def test_a_begin_that_they_do_not_have_runs_nothing(
 
     with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas within"):
         strict.delay("1").get()
-    assert sent_signals == []
+    assert sent == []

@@ -170,9 +170,7 @@ class TestHeartbeat:
         assert set(run(renew())) == {20}
 
     @pytest.mark.exhaustive
-    def test_frozen_servers_do_not_delay_the_renewal_of_another(
-        self, idem: Idempotency, run: Run, key: str
-    ) -> None:
+    def test_frozen_servers_delay_no_renewals(self, idem: Idempotency, run: Run, key: str) -> None:
         async def hold(others: list[RedisServer]) -> None:
             engines = [Idempotency(other.url, lease=LEASE) for other in others]
             async with idem.execution(key) as execution:

@@ -185,9 +185,7 @@ def test_an_engine_that_is_dropped_leaves_no_connections_in_a_running_loop(
     bounded(0)
 
 
-def test_aclose_closes_the_connections_of_the_running_loop(
-    idem: Idempotency, charge: Charge, bounded: Bounded
-) -> None:
+def test_aclose_closes_connections(idem: Idempotency, charge: Charge, bounded: Bounded) -> None:
     async def use_engine() -> None:
         await idem.aclose()
         await charge(1)

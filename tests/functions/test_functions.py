@@ -131,9 +131,7 @@ class TestStoreUnavailable:
         assert run("1") is False
 
     @pytest.mark.parametrize("warm_up", [True, False], ids=["connected", "connecting"])
-    def test_a_server_that_does_not_reply_is_unavailable_after_the_timeout(
-        self, calls: Calls, warm_up: bool
-    ) -> None:
+    def test_a_silent_server_is_unavailable_in_time(self, calls: Calls, warm_up: bool) -> None:
         with RedisServer.start(config={}) as server:
             calls.idem = Idempotency(server.url, redis_timeout=0.5)
             charge = calls.function(lambda order: order)

@@ -266,9 +266,7 @@ MONEY = "tests.functions.conftest.Money"
     ],
     ids=["nested", "plain", "key", "not restored"],
 )
-def test_the_error_names_function_type_serializer_and_remedy(
-    calls: Calls, key: str, value: Any, reason: str
-) -> None:
+def test_the_error_names_type_and_remedy(calls: Calls, key: str, value: Any, reason: str) -> None:
     charge = calls.function(lambda order: value)
 
     with pytest.raises(ResultNotStoredError) as first:

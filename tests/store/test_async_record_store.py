@@ -119,9 +119,7 @@ def test_a_frozen_server_blocks_a_heartbeat_for_its_timeout(silent: RedisServer)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_short_lease_does_not_shorten_the_timeout_of_later_heartbeats(
-    silent: RedisServer, is_async: bool
-) -> None:
+def test_a_short_lease_leaves_the_later_timeouts_alone(silent: RedisServer, is_async: bool) -> None:
     async def run(store: RecordStore) -> str:
         lease = LeaseExtension(KEY, 1, LEASE_MS, RETENTION_MS)
         await store.extend([lease], 0.1)

@@ -28,9 +28,7 @@ def harness(server: RedisServer) -> Iterator[Harness]:
         close_stores()
 
 
-def test_forward_a_lease_expires_and_its_holder_is_refused_after_a_takeover(
-    harness: Harness, server: RedisServer
-) -> None:
+def test_forward_a_lease_expires_and_is_taken_over(harness: Harness, server: RedisServer) -> None:
     first = harness.started()
     assert harness.begin(task_id=SECOND).case == "held"
 

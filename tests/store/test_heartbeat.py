@@ -71,9 +71,7 @@ def test_stop_renewal_ends_the_extensions(harness: Harness) -> None:
     assert harness.heart.leases() == (other.lease,)
 
 
-def test_a_long_execution_is_logged_with_the_place_of_its_body(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_execution_is_logged_with_its_place(harness: Harness, caplog: Any) -> None:
     caplog.set_level("INFO", "celery_idempotent")
     holders = [Holder(harness, key) for key in keys(2)]
     for holder in holders:
@@ -237,9 +235,7 @@ def test_a_thread_that_is_starting_is_not_replaced(
     assert not caplog.text
 
 
-def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_thread_ends_without_a_lease_for_a_while(harness: Harness, monkeypatch: Any) -> None:
     monkeypatch.setattr(heartbeat, "IDLE_SECONDS", 0.01)
     for key in keys(2):
         holder = Holder(harness, key).renewed()
@@ -431,9 +427,7 @@ def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_died_is_replaced(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thread_that_died_is_replaced(harness: Harness, monkeypatch: Any, caplog: Any) -> None:
     replaced: list[bool] = []
     harness.heart.on_replaced = lambda: replaced.append(True)
     first, second = (Holder(harness, key) for key in keys(2))

@@ -99,9 +99,7 @@ def test_while_the_script_is_loaded(proxied: Harness, proxy: Proxy) -> None:
     assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
 
-def test_the_next_copy_of_a_begin_is_sent_after_the_deadline_of_the_one_before(
-    warmed: Harness, proxy: Proxy
-) -> None:
+def test_the_next_copy_of_a_begin_is_sent_after_the_deadline(warmed: Harness, proxy: Proxy) -> None:
     """What Redis executes later, after an outage of the network, does nothing."""
     lose(proxy, "begin")
     lose(proxy, "settle")

@@ -66,9 +66,7 @@ def has_the_same(replica: RedisServer, harness: Harness) -> bool:
 
 
 @pytest.mark.parametrize("transition", ["begin", "save_step", "complete", "fail"])
-def test_a_connected_replica_has_it_when_the_call_returns(
-    harness: Harness, replica: RedisServer, transition: str
-) -> None:
+def test_a_connected_one_has_it(harness: Harness, replica: RedisServer, transition: str) -> None:
     token = harness.started().token
     if transition != "begin":
         assert getattr(harness, transition)(token).case == "ok"

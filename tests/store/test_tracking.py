@@ -122,9 +122,7 @@ def own() -> Iterator[RedisServer]:
         yield server
 
 
-def test_many_calls_share_two_connections_while_they_wait(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_waiting_calls_share_two_connections(own: RedisServer, monkeypatch: Any) -> None:
     harness = Harness(store_at(own.url), own.client())
     monkeypatch.setattr(tracking, "IDLE_TIMEOUT", 0.3)
     monkeypatch.setattr(tracking, "CHECK_INTERVAL", 0.1)

@@ -75,9 +75,7 @@ each_kind = pytest.mark.parametrize("kind", ["provider", "connect function", "ow
 @each_kind
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
-def test_an_error_is_an_outage(
-    site: Site, kind: str, command: Callable[[RecordStore], Any], is_async: bool
-) -> None:
+def test_an_error_is_an_outage(site: Site, kind: str, command: Any, is_async: bool) -> None:
     credentials = Credentials()
     library = redis.asyncio if is_async else redis
     config = StoreConfig(**fields(site, credentials, kind, library), timeout=TIMEOUT)

@@ -67,9 +67,7 @@ def test_invalid_key_is_rejected_at_publish(shop: Shop, order: str, key: object)
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_the_key_is_the_same_whatever_the_message_is_encoded_with(
-    ledger: Ledger, order: str, serializer: str
-) -> None:
+def test_the_key_is_the_same_in_any_encoding(ledger: Ledger, order: str, serializer: str) -> None:
     key = ("acme", order)
     call = pack.si(order).set(idempotency_key=key, serializer=serializer)
     first = call.apply_async().get(timeout=SOON)

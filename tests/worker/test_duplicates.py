@@ -152,9 +152,7 @@ def test_eager_calls_share_the_key_with_workers(ledger: Ledger, order: str) -> N
     assert len(ledger.runs(order)) == 3
 
 
-def test_duplicate_waits_for_an_offload_backend_that_is_unavailable(
-    open_shop: OpenShop, order: str, tmp_path: Path
-) -> None:
+def test_duplicate_waits_for_its_storage(open_shop: OpenShop, order: str, tmp_path: Path) -> None:
     large, storage = "VISA-1111-1111-1111" * 40, f"file://{tmp_path}"
     with open_shop(idempotency_max_result_size=500, idempotency_offload_backend=storage) as shop:
         worker = shop.start_worker()

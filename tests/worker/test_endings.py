@@ -31,9 +31,7 @@ def test_dropping_the_message_releases_the_key(ledger: Ledger, order: str, way: 
 @pytest.mark.parametrize(
     "way", exhaustive_except(["requeue", "SystemExit", "KeyboardInterrupt"], "requeue")
 )
-def test_requeueing_the_message_or_ending_the_process_releases_the_key(
-    ledger: Ledger, order: str, way: str
-) -> None:
+def test_requeueing_or_exiting_releases_the_key(ledger: Ledger, order: str, way: str) -> None:
     result = leaving.delay(order, way)
 
     assert result.get(timeout=SOON) == "back"

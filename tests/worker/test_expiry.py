@@ -120,9 +120,7 @@ def test_revoked_stamp_does_not_change_the_state_of_a_running_message(
 # The broker redelivers the message after 3 s, when it has expired.
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_expired_copy_does_not_change_the_state_of_a_running_message(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_expired_copy_leaves_the_running_one_alone(shop: Shop, ledger: Ledger, order: str) -> None:
     result = ledger.start(pack, order, expires=EXPIRES)
     run = ledger.wait_for_run(order)
     ledger.wait_for_signal(result.id, "conflicted", number=2)
@@ -158,9 +156,7 @@ def test_expired_copy_runs_if_the_first_execution_dies(open_shop: OpenShop, orde
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.skipif((5, 6) <= celery.VERSION < (5, 7), reason="5.6 stores REVOKED over any state")
-def test_revoked_copy_does_not_change_the_state_of_a_running_message(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_revoked_copy_leaves_the_running_one_alone(shop: Shop, ledger: Ledger, order: str) -> None:
     result = ledger.start(pack, order)
     pack.update_state(result.id, state="STARTED")
     shop.control("revoke", result.id)

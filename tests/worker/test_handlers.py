@@ -106,9 +106,7 @@ def settled(ledger: Ledger, order: str, task_id: str) -> list[str]:
         ),
     ],
 )
-def test_handlers_of_an_execution_are_those_of_plain_celery(
-    ledger: Ledger, order: str, way: str, eager: bool
-) -> None:
+def test_handlers_are_as_in_plain_celery(ledger: Ledger, order: str, way: str, eager: bool) -> None:
     calls = []
     for candidate in (in_plain_celery, with_mixin):
         task_id = f"{candidate.name} {order}"

@@ -56,9 +56,7 @@ def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str, pool: str)
 
 @pytest.mark.core
 @pytest.mark.parametrize("task", [catching, running])
-def test_own_call_that_catches_errors_does_not_end_a_duplicate(
-    shop: Shop, order: str, pool: str, task: Any
-) -> None:
+def test_catching_call_ends_no_duplicate(shop: Shop, order: str, pool: str, task: Any) -> None:
     assert check_duplicates(shop, task, order, 1, at_once=pool != "solo")["value"]["receipt"]
 
 
@@ -129,9 +127,7 @@ ORDERS = 8
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--max-tasks-per-child", "--max-memory-per-child"])
-def test_each_key_runs_once_if_processes_are_replaced_after_each_task(
-    open_shop: OpenShop, order: str, option: str
-) -> None:
+def test_each_key_runs_once_in_new_processes(open_shop: OpenShop, order: str, option: str) -> None:
     orders = [f"{order}-{number}" for number in range(ORDERS)]
     with open_shop() as shop:
         shop.start_worker(option, "1")

@@ -117,9 +117,7 @@ class TestRaising:
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["kept", "forgotten"])
 @pytest.mark.parametrize("task", [pack, final])
-def test_duplicate_of_a_completed_call_has_its_outcome(
-    ledger: Ledger, order: str, task: Any, forgotten: bool
-) -> None:
+def test_duplicate_has_the_outcome(ledger: Ledger, order: str, task: Any, forgotten: bool) -> None:
     """If the result backend has forgotten it, the record has it."""
     first = task.delay(order)
     outcome = first.get(timeout=SOON, propagate=False)

@@ -124,9 +124,7 @@ def test_duplicate_is_not_lost_while_publishers_are_blocked(
 
 
 @pytest.mark.slow
-def test_blocked_publishers_do_not_delay_a_warm_shutdown(
-    rabbitmq: RabbitMQ, open_shop: OpenShop, order: str
-) -> None:
+def test_a_warm_shutdown_is_in_time(rabbitmq: RabbitMQ, open_shop: OpenShop, order: str) -> None:
     with blocked(rabbitmq, open_shop, order, 5) as (shop, first, duplicate):
         (worker,) = shop.workers
         shop.ledger.release(order)

@@ -304,9 +304,7 @@ def test_a_chord_counts_its_member_once(shop: Shop, order: str) -> None:
     assert shop.ledger.runs(f"body {order}") == []
 
 
-def test_messages_are_encrypted_and_offloaded_if_they_are_large(
-    open_shop: OpenShop, order: str, tmp_path: Path
-) -> None:
+def test_encryption_and_offloading(open_shop: OpenShop, order: str, tmp_path: Path) -> None:
     with open_shop(
         idempotency_encryption_keys=[Fernet.generate_key().decode()],
         idempotency_max_result_size=1200,

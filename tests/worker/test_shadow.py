@@ -60,9 +60,7 @@ def refusal(ledger: Ledger, task_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.core
-def test_duplicate_runs_after_the_completion_and_is_counted_as_a_replay(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_duplicate_runs_and_is_counted_as_a_replay(shop: Shop, ledger: Ledger, order: str) -> None:
     first, duplicate = pack.delay(order), None
     receipt = first.get(timeout=SOON)
     record = eventually(lambda: pack.idempotency_record(order), "the record")
@@ -156,14 +154,12 @@ def test_bad_key_rule_is_refused_in_the_count_only(ledger: Ledger, order: str, f
 
 
 @pytest.mark.parametrize("damage", ["set", "lpush"], ids=["damaged", "of another type"])
-def test_unreadable_record_is_refused_in_the_count_only(
-    shop: Shop, ledger: Ledger, order: str, damage: str
-) -> None:
+def test_unreadable_one_is_refused_in_the_count_only(shop: Shop, order: str, damage: str) -> None:
     getattr(shop.redis, damage)(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
 
     result = pack.delay(order)
     assert result.get(timeout=SOON)
-    assert refusal(ledger, result.id)["reason"] == "corrupt"
+    assert refusal(shop.ledger, result.id)["reason"] == "corrupt"
 
 
 def test_error_reaches_the_caller_and_frees_the_key(ledger: Ledger, order: str) -> None:

@@ -48,9 +48,7 @@ def test_the_next_publish_is_not_answered_by_it(task: Any, stale: AsyncResult, o
     assert following.get(timeout=SOON) != stale.get()
 
 
-def test_a_message_without_a_reservation_does_not_wait_for_it(
-    task: Any, shop: Shop, stale: AsyncResult, order: str
-) -> None:
+def test_a_plain_message_never_waits(task: Any, shop: Shop, stale: AsyncResult, order: str) -> None:
     following = shop.app.send_task(task.name, (order,))
 
     assert following.get(timeout=SOON) != stale.get()

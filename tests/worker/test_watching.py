@@ -164,9 +164,7 @@ def test_counters_are_served_before_there_is_anything_to_count(shop: Shop, port:
 
 
 @pytest.mark.exhaustive
-def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
-    open_shop: OpenShop, order: str, tmp_path: Path
-) -> None:
+def test_a_restarted_worker_serves_metrics(open_shop: OpenShop, order: str, tmp_path: Path) -> None:
     with Ports(1) as ports, open_shop(idempotency_metrics=ports.numbers[0]) as shop:
         worker = shop.start_worker(concurrency=1, TMPDIR=str(tmp_path))
         pack.delay(order).get(timeout=SOON)

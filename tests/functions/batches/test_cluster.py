@@ -85,9 +85,7 @@ def test_its_keys_are_rejected_and_the_others_go_on(
     assert not heartbeat.leases()
 
 
-def test_if_no_node_of_a_batch_replies_the_call_fails(
-    cluster: ClusterServers, engine: Idempotency, use: Use
-) -> None:
+def test_without_nodes_a_call_fails(cluster: ClusterServers, engine: Idempotency, use: Use) -> None:
     use(names())
     (key,) = names(1)
     master_of(cluster, engine, key).kill()
