@@ -148,9 +148,12 @@ class Ledger:
         os.kill(run.pid, signal.SIGKILL)
         return run
 
-    def duplicate(self, task: Any, order: str, *args: Any, **kwargs: Any) -> AsyncResult:
-        """Calls `task`, and returns when the call has met a running execution."""
-        result: AsyncResult = task.delay(order, *args, **kwargs)
+    def duplicate(self, task: Any, order: str, *args: Any, **options: Any) -> AsyncResult:
+        """Calls `task`, and returns when the call has met a running execution.
+
+        The options are those of ``apply_async``.
+        """
+        result: AsyncResult = task.apply_async((order, *args), **options)
         self.wait_for_signal(result.id, "conflicted")
         return result
 

@@ -54,8 +54,7 @@ def test_key_stays_through_every_delivery(ledger: Ledger, order: str, tenant: st
 
     held = f"held {order}"
     first = ledger.start(pack, held, idempotency_key=key)
-    duplicate = pack.apply_async((held,), idempotency_key=key)
-    ledger.wait_for_signal(duplicate.id, "conflicted")
+    duplicate = ledger.duplicate(pack, held, idempotency_key=key)
     ledger.release(held)
     assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
 

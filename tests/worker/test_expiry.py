@@ -169,8 +169,7 @@ def test_revoked_copy_leaves_the_running_one_alone(shop: Shop, ledger: Ledger, o
 def test_waiting_message_keeps_its_reservation_until_it_expires(ledger: Ledger, order: str) -> None:
     """It renews its reservation when it meets the run, but not beyond its expiry."""
     ledger.start(collapsed, order)
-    result = collapsed.apply_async((order,), expires=60)
-    ledger.wait_for_signal(result.id, "conflicted")
+    result = ledger.duplicate(collapsed, order, expires=60)
 
     store = collapsed.idempotency_configuration.executor.store
     waiting = run_sync(store.slot(collapsed.idempotency_key_of(order)))

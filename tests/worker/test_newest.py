@@ -83,8 +83,7 @@ def test_a_takeover_has_the_newest(shop: Shop, order: str) -> None:
 
 def test_a_newer_message_answers_for_a_dead_one(shop: Shop, order: str) -> None:
     first = shop.ledger.start(burst_of, order, 1)
-    newer = burst_of.delay(order, 2)
-    shop.ledger.wait_for_signal(newer.id, "conflicted")
+    newer = shop.ledger.duplicate(burst_of, order, 2)
     shop.ledger.kill(order)
     eventually(lambda: len(shop.ledger.runs(order)) == 2, "one of them begins")
     shop.ledger.release(order)
