@@ -128,19 +128,13 @@ def params(*choices: Choice, kept: Sequence[Choice] = ()) -> list[Any]:
 
     All but the first one and those in `kept` are marked exhaustive.
     """
-    return [
-        pytest.param(
-            choice,
-            id=choice.name,
-            marks=[
-                *choice.marks,
-                *([] if choice.whole_suite else [pytest.mark.rare]),
-                *([] if choice in (choices[0], *kept) else [pytest.mark.exhaustive]),
-                pytest.mark.xdist_group(f"store, {choice}"),
-            ],
-        )
-        for choice in choices
-    ]
+    found = []
+    for choice in choices:
+        marks = [*choice.marks, pytest.mark.xdist_group(f"store, {choice}")]
+        marks += [] if choice.whole_suite else [pytest.mark.rare]
+        marks += [] if choice in (choices[0], *kept) else [pytest.mark.exhaustive]
+        found.append(pytest.param(choice, id=choice.name, marks=marks))
+    return found
 
 
 def on(*choices: Choice) -> pytest.MarkDecorator:

@@ -269,12 +269,9 @@ class Shop:
             environment: additional environment variables.
         """
         name = f"{self._directory.name}-{len(self.workers) + 1}"
-        process = WorkerProcess(
-            name,
-            ("--concurrency", str(concurrency), *options),
-            {SETTINGS_VARIABLE: json.dumps(self.settings), **environment},
-            self._directory / f"{name}.log",
-        )
+        options = ("--concurrency", str(concurrency), *options)
+        environment = {SETTINGS_VARIABLE: json.dumps(self.settings), **environment}
+        process = WorkerProcess(name, options, environment, self._directory / f"{name}.log")
         worker = Worker(process, self.app)
         self.workers.append(worker)
         if ready:

@@ -43,12 +43,8 @@ UNREADABLE: dict[str, Damage] = {
     "a list": another_type,
     "of a newer version": put(raw_record(b"Z")),
 }
-UNREADABLE_RESULT: dict[str, Damage] = {
-    "cut short": put(WHOLE[:-1]),
-    "of a type that is not accepted": put(
-        raw_record(b"V", fingerprint=b"", owner=b"", tail=b"pickle", body=b"\x80\x04N.")
-    ),
-}
+PICKLED = raw_record(b"V", fingerprint=b"", owner=b"", tail=b"pickle", body=b"\x80\x04N.")
+UNREADABLE_RESULT = {"cut short": put(WHOLE[:-1]), "of a type that is not accepted": put(PICKLED)}
 
 damages = pytest.mark.parametrize("damage", [*UNREADABLE, *UNREADABLE_RESULT])
 
