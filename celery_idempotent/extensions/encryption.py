@@ -64,7 +64,7 @@ class Cipher:
         self._invalid_token = InvalidToken
         self._prefix = prefix
 
-    def encode(self, payload: Payload, key: str, field: str) -> Payload:
+    def encrypt(self, payload: Payload, key: str, field: str) -> Payload:
         """Returns `payload` encrypted for this field of this record; 74 to 89 bytes longer.
 
         It returns `payload` itself if the first key is None.
@@ -76,8 +76,8 @@ class Cipher:
         body = urlsafe_b64decode(self._fernet.encrypt(context + payload.body))
         return Payload(_MARK + payload.format, body)
 
-    def decode(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns the payload that :meth:`encode` encrypted.
+    def decrypt(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns the payload that :meth:`encrypt` encrypted.
 
         Raises:
             CorruptRecordError: if no key fits, the context differs or it was altered; or if it is
@@ -122,7 +122,7 @@ class Encryption(Option):
     @classmethod
     def extend_codec(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
         """Adds a cipher with the current keys; error messages never quote a key."""
-        codec.transforms.append(Cipher(_read(settings.encryption_keys), settings.key_prefix))
+        codec.cipher = Cipher(_read(settings.encryption_keys), settings.key_prefix)
 
     @classmethod
     def summary(cls, settings: Settings) -> str:

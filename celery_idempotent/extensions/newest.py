@@ -31,7 +31,6 @@ from celery_idempotent.core.flow.values import (
     Finished,
     Result,
 )
-from celery_idempotent.core.payload.value_codec import dump
 from celery_idempotent.core.record import ARGUMENTS, Payload, Record, layout, steps
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.publish.dedupe import Publication
@@ -63,9 +62,9 @@ class Newest(Extension):
         if serializer == "pickle":
             publication.args = [*publication.args]  # a worker cannot replace a tuple
         if not publication.is_always_sent:
-            payload = dump((publication.args, publication.kwargs), serializer, settings)
+            arguments, key = (publication.args, publication.kwargs), str(publication.about.key)
             codec = task.idempotency_configuration.executor.codec
-            payload = codec.transform(payload, str(publication.about.key), ARGUMENTS)
+            payload = codec.encode_arguments(arguments, serializer, settings, key)
             if len(payload.body) <= MAX_BYTES:
                 entry = steps.write_arguments(payload.format, payload.body)
         return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}
@@ -127,7 +126,8 @@ class Newest(Extension):
         if found is None or found.at_ms <= now_ms:
             found = slot if slot and slot.task_id == newer else None
         if found is not None:
-            report(table.CONFLICTED, call, record=found, policy="retry")
+            policy = conflict.policy_for(call, found, puts_back=True)
+            report(table.CONFLICTED, call, record=found, policy=policy)
             reason = conflict.held(call, found)
             longest = conflict.LONGEST_DELAY
             return conflict.put_back(call, reason, longest)._replace(record=found)

@@ -39,7 +39,7 @@ class Option:
 
     @classmethod
     def extend_codec(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
-        """Adds its transform or storage to the codec of its tasks and functions."""
+        """Adds what its payloads need to the codec of its tasks and functions."""
 
     @classmethod
     def configure(cls, configuration: Any) -> None:

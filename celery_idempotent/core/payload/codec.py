@@ -5,7 +5,7 @@ The format of a payload describes how to read its body, from the outermost layer
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
 ``json+gzip``                  … and compressed by kombu's compression of that name
-``!json+gzip``                 … and changed by the option with that mark (`settings.MARKS`)
+``!json+gzip``                 … and encrypted
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.core.payload.offload`)
 ``=task``                      another task returns the result; the body is its id
@@ -21,7 +21,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import registry
@@ -36,6 +36,7 @@ from celery_idempotent.core.payload.value_codec import (
     load,
 )
 from celery_idempotent.core.record import (
+    ARGUMENTS,
     ERROR,
     MESSAGE,
     OFFLOADED,
@@ -71,16 +72,6 @@ _BLOCKING = (OFFLOADED, "=")
 T = TypeVar("T")
 
 
-class Transform(Protocol):
-    """Changes the payloads of an option's tasks; their format then begins with its mark."""
-
-    def encode(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns `payload`, changed for this field of this record. Never raises."""
-
-    def decode(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns what :meth:`encode` got; raises CorruptRecordError, with the reason."""
-
-
 class PayloadCodec:
     """Encodes results, errors and steps, and decodes them to what the first caller got.
 
@@ -94,8 +85,8 @@ class PayloadCodec:
 
     def __init__(self, result_codec: ResultCodec, accept: Collection[str]) -> None:
         self.values = ValueCodec(result_codec.app, accept)
-        #: Of options, in the order in which a payload is encoded.
-        self.transforms: list[Transform] = []
+        #: A :class:`.encryption.Cipher`; None without keys.
+        self.cipher: Any = None
         #: Stores payloads that are too large for Redis.
         self.offload_storage: Any = None
         self._result_codec = result_codec
@@ -133,10 +124,10 @@ class PayloadCodec:
     async def protect(
         self, payload: Payload, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """Transforms and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
+        """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
         if not payload.format:
             return payload
-        payload = self.transform(payload, key, field)
+        payload = self._encrypt(payload, key, field)
         if settings.fits(payload.body):
             return payload
         if self.offload_storage is None:
@@ -148,11 +139,18 @@ class PayloadCodec:
         put = partial(offload.put, self.offload_storage, payload, key, token, field, ms / 1000)
         return await self._run(put)
 
-    def transform(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns the payload as the options change it, without offloading it."""
-        for transform in self.transforms:
-            payload = transform.encode(payload, key, field)
-        return payload
+    def _encrypt(self, payload: Payload, key: str, field: str) -> Payload:
+        return payload if self.cipher is None else self.cipher.encrypt(payload, key, field)
+
+    def encode_arguments(
+        self, value: Any, serializer: str, settings: Settings, key: str
+    ) -> Payload:
+        """Encodes the newest arguments of a call, of any size.
+
+        Raises:
+            Exception: if they cannot be serialized.
+        """
+        return self._encrypt(dump(value, serializer, settings), key, ARGUMENTS)
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
@@ -311,8 +309,8 @@ class PayloadCodec:
             from celery_idempotent.core.payload import offload
 
             payload = offload.get(self.offload_storage, payload, key, field)
-        for transform in reversed(self.transforms):
-            payload = transform.decode(payload, key, field)
+        if self.cipher is not None:
+            payload = self.cipher.decrypt(payload, key, field)
         try:
             of_field = JSON if field.partition(" ")[0] in _JSON_FIELDS else self._accept
             return load(payload, accept or of_field)

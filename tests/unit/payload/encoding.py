@@ -71,7 +71,7 @@ def make_codec(
 ) -> PayloadCodec:
     codec = PayloadCodec(ResultCodec(app), prepare_accept_content(list(accept)))
     codec.offload_storage = offload_storage
-    codec.transforms = [] if cipher is None else [cipher]
+    codec.cipher = cipher
     return codec
 
 

@@ -177,4 +177,4 @@ def test_contexts_are_unambiguous() -> None:
 
     for written, read in ((("a", "bc"), ("ab", "c")), (("a", ""), ("", "a"))):
         with pytest.raises(CorruptRecordError, match="decrypted"):
-            cipher.decode(cipher.encode(PAYLOAD, *written), *read)
+            cipher.decrypt(cipher.encrypt(PAYLOAD, *written), *read)
