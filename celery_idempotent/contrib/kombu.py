@@ -121,6 +121,7 @@ class IdempotentConsumer(ConsumerMixin):
             on_conflict=on_conflict,
             on_store_error=on_store_error,
             store_result=False,
+            wait_timeout=0.0,
         )
         #: Handles the messages that this consumer holds, each when it is due.
         self._timer = Timer()

@@ -127,6 +127,7 @@ environment.filters.update(
     children=_children,
     shortened=_shortened,
     ago=formatting.relative_time,
+    became=formatting.became_text,
     epoch_ms=lambda moment: int(moment.timestamp() * 1000),
     key_path=key_path,
     # The link's title has the whole digest.

@@ -64,7 +64,7 @@ class Newest(Extension):
         if not publication.is_always_sent:
             arguments, key = (publication.args, publication.kwargs), str(publication.about.key)
             codec = task.idempotency_configuration.executor.codec
-            payload = codec.encode_arguments(arguments, serializer, settings, key)
+            payload = codec.encode_newest(arguments, serializer, settings, key)
             if len(payload.body) <= MAX_BYTES:
                 entry = steps.write_arguments(payload.format, payload.body)
         return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}

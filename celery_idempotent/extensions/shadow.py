@@ -173,7 +173,7 @@ def _count_duplicate(call: Call, case: str, record: Record) -> None:
     elif case not in ("finished", "send"):
         policy = conflict.policy_for(call, record, puts_back=case == "wait")
         is_copy = record.task_id == call.task_id
-        if call.settings.runs_again and not is_copy and policy == "retry":
+        if call.settings.runs_again and not is_copy and conflict.POLICIES[policy].waits:
             report(table.WOULD_WAIT, call, record=record)
             return
         report(table.WOULD_CONFLICT, call, record=record, policy=policy)

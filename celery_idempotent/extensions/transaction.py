@@ -16,7 +16,7 @@ from typing import Any
 from celery.backends.base import Backend
 
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict, flow
 from celery_idempotent.core.flow.call import Call, Grant
@@ -27,7 +27,6 @@ from celery_idempotent.core.flow.values import (
     AGAIN,
     GRANTED,
     Admission,
-    Answer,
     Complete,
     Delegate,
     End,
@@ -269,11 +268,7 @@ class RowTransaction(Extension):
         fingerprint = call.key.fingerprint
         if fingerprint and record.fingerprint and record.fingerprint != fingerprint:
             await self._release()
-            return Answer(
-                Failure(report_refused(call, conflict.reused(record, call.host.difference))),
-                record,
-                refused=True,
-            )
+            return conflict.refuse_reused(call, record)
         if row.delegates and row.task_id != call.task_id:
             # With a record of this task, the replacement of the other one could not continue.
             await self._release()

@@ -36,7 +36,7 @@ def wait_for_reference(shop: Shop, task_id: str) -> None:
 
 def refer(store: RecordStore, task_id: str, record: Record) -> None:
     """Stores that the message of `task_id` waits for the execution of a record."""
-    store.refer(reference.command(store.config.prefix, task_id, record, reference.WAITING, 60_000))
+    store.refer(reference.command(store.config.prefix, task_id, record, "w", 60_000))
     eventually(lambda: store.reference(task_id) is not None)
 
 
@@ -73,6 +73,7 @@ def test_show_names_the_execution_that_answered_a_duplicate(shop: Shop) -> None:
         ("raise", 999, "conflict", "failed with ConflictError, because of"),
         ("reject", 999, "dead-lettered", "was rejected and dead-lettered, because of"),
         ("retry", 999, "waiting", "was put back until the end of"),
+        ("wait", 999, "waiting", "was put back until the end of"),
         ("retry", 1_000, "other arguments", "failed with KeyReusedError: other arguments than"),
     ],
 )

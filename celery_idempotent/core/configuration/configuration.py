@@ -83,8 +83,6 @@ class TaskConfiguration:
             options = settings.build(dict(_values_of(task, app)), task.name)
             accept = accepted_content_types(app)
             options = resolve(options, task.name, app, app.conf.result_serializer, accept)
-            if options.on_conflict == "wait":  # as the app configures its functions
-                options = replace(options, on_conflict="retry")
             if options.enabled:
                 _check_body(task_class.run, task.name)
                 _check_strategy(task_class, task.name)

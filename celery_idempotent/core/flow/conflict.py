@@ -1,6 +1,6 @@
 """Conflicts: how a duplicate ends while another call holds the key.
 
-`POLICIES` has a row for each value of ``idempotency_on_conflict``.
+`POLICIES` has a row for each value of ``idempotency_on_conflict``. Only `settings` names them, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from logging import INFO
 from typing import NamedTuple
 
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import report
+from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.values import Answer, Drop, End, Failure, PutBack, Reject
@@ -56,6 +56,10 @@ class Policy(NamedTuple):
     #: Who may set it, besides tasks: functions (and blocks, batches), consumers of kombu.
     functions: bool = False
     consumers: bool = False
+    #: The duplicate runs or gets the outcome later; a function waits for that until its time is up.
+    waits: bool = False
+    #: The duplicate takes the key instead, so that only a copy of a running message is one.
+    replaces: bool = False
     #: Returns the end of the duplicate, from its call, the record that has the key, and the error
     #: that describes the conflict.
     end: Callable[[Call, Record, ConflictError], End] = wait
@@ -64,9 +68,8 @@ class Policy(NamedTuple):
 
 
 POLICIES = {
-    "retry": Policy("it waits until that ends", consumers=True),
-    # In a function, until its time is up.
-    "wait": Policy("it waits until that ends", functions=True),
+    "retry": Policy("it waits until that ends", waits=True, consumers=True),
+    "wait": Policy("it waits until that ends", waits=True, functions=True),
     "raise": Policy(
         "it fails with ConflictError",
         functions=True,
@@ -85,8 +88,19 @@ POLICIES = {
         end=lambda call, record, reason: Reject(str(reason), record),
         event=Event(INFO, "is rejected as a duplicate: {reason}"),
     ),
-    # Any other call takes the key instead, so only a copy of the running message has a conflict.
-    "replace": Policy("it takes over, and the outcome of that task is refused"),
+    "replace": Policy("it takes over, and the outcome of that task is refused", replaces=True),
+}
+
+
+#: What became of a duplicate, by the letter of its end (:mod:`.values`), which its reference
+#: stores: a word for programs, and a phrase for people, which precedes "task …".
+BECAME = {
+    "r": ("replayed", "got the outcome of"),
+    "i": ("ignored", "was ignored, because of"),
+    "c": ("conflict", "failed with ConflictError, because of"),
+    "d": ("dead-lettered", "was rejected and dead-lettered, because of"),
+    "o": ("other arguments", "failed with KeyReusedError: other arguments than"),
+    "w": ("waiting", "was put back until the end of"),
 }
 
 
@@ -133,6 +147,12 @@ def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError
     text = f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
     differs = difference(record.fingerprint)
     return KeyReusedError(one_line(f"{text}: {differs}" if differs else text))
+
+
+def refuse_reused(call: Call, record: Record) -> Answer:
+    """Refuses `call`, whose key was used with other arguments."""
+    refusal = report_refused(call, reused(record, call.host.difference))
+    return Answer(Failure(refusal), record, refused=True, became="o")
 
 
 def held(call: Call, record: Record) -> ConflictError:

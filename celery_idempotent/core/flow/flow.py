@@ -57,7 +57,7 @@ from celery_idempotent.errors import (
 if TYPE_CHECKING:
     from celery_idempotent.core.flow.extension import Extension
 
-#: A call that waits (``on_conflict="wait"``) begins again when the record changes, or else when the
+#: A function that waits begins again when the record changes, or else when the
 #: lease of the other execution ends: after so many seconds at least, and at most.
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
@@ -159,7 +159,8 @@ async def begin(call: Call) -> End | None:
         if isinstance(admission, Held):
             record, reply = admission.record, admission.reply
             # The key may be reserved for a message that this very process is to run next.
-            waits = call.settings.on_conflict == "wait" and record.state is not State.RESERVED
+            waits = conflict.POLICIES[call.settings.on_conflict].waits
+            waits = waits and record.state is not State.RESERVED
             left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             if left <= 0:
                 return conflict.apply_policy(
@@ -196,11 +197,7 @@ async def admit(call: Call) -> Admission:
             # The task has replaced itself with other arguments, under the same key.
             call.accept_other_arguments()
             return AGAIN
-        return Answer(
-            Failure(report_refused(call, conflict.reused(record, call.host.difference))),
-            record,
-            refused=True,
-        )
+        return conflict.refuse_reused(call, record)
     key = call.key.of_message(record.task_id) if call.key.message else call.key
     return Held(record, reply, key)
 

@@ -188,6 +188,8 @@ class Answer(NamedTuple):
     result_written: bool = False
     #: Why the record lacks the outcome, or its value, of the call's own execution.
     unsaved: IdempotencyError | None = None
+    #: What became of a duplicate that got no replay: a letter of `conflict.BECAME`, as in each end.
+    became: str = "c"
 
 
 class PutBack(NamedTuple):
@@ -202,12 +204,14 @@ class PutBack(NamedTuple):
     #: Seconds instead of `seconds` if the message can be woken when `record` ends (see
     #: :mod:`celery_idempotent.waking`), in case nothing wakes it; 0 if nothing can.
     fallback: float = 0.0
+    became: str = "w"
 
 
 class Drop(NamedTuple):
     """The call ends without an outcome."""
 
     record: Record
+    became: str = "i"
 
 
 class Reject(NamedTuple):
@@ -215,6 +219,7 @@ class Reject(NamedTuple):
 
     reason: str
     record: Record
+    became: str = "d"
 
 
 #: How a call ends. Its caller carries that out.

@@ -142,9 +142,7 @@ class PayloadCodec:
     def _encrypt(self, payload: Payload, key: str, field: str) -> Payload:
         return payload if self.cipher is None else self.cipher.encrypt(payload, key, field)
 
-    def encode_arguments(
-        self, value: Any, serializer: str, settings: Settings, key: str
-    ) -> Payload:
+    def encode_newest(self, value: Any, serializer: str, settings: Settings, key: str) -> Payload:
         """Encodes the newest arguments of a call, of any size.
 
         Raises:

@@ -4,6 +4,8 @@ A record names only the task that executed, but monitoring also shows the ids of
 Each duplicate therefore writes a key to Redis, named by a digest of its task id. It expires with
 the record if both have the same retention.
 
+It also has what became of the duplicate: a letter of `conflict.BECAME`.
+
 References may be missing, since errors of writing them are ignored. They serve searches by task
 id; besides, only the check of a revoked or expired message reads them.
 """
@@ -18,20 +20,8 @@ from celery_idempotent.core.record import Record, layout
 #: Precedes the digest, where a record's name has the quoted name of its task.
 MARK = "@"
 
-#: How a duplicate ended.
-REPLAYED, IGNORED, CONFLICT = "replayed", "ignored", "conflict"
-DEAD_LETTERED, OTHER_ARGUMENTS, WAITING = "dead-lettered", "other arguments", "waiting"
-#: By the letter that is stored.
-_ENDS = {
-    b"r": (REPLAYED, "got the outcome of"),
-    b"i": (IGNORED, "was ignored, because of"),
-    b"c": (CONFLICT, "failed with ConflictError, because of"),
-    b"d": (DEAD_LETTERED, "was rejected and dead-lettered, because of"),
-    b"o": (OTHER_ARGUMENTS, "failed with KeyReusedError: other arguments than"),
-    b"w": (WAITING, "was put back until the end of"),
-}
-_SENTENCES = dict(_ENDS.values())
-_LETTERS = {end: letter for letter, (end, _) in _ENDS.items()}
+#: The letter of a duplicate that got the record's outcome.
+REPLAYED = "r"
 #: Bytes before the task id.
 _FIXED = 11
 
@@ -41,7 +31,7 @@ class Reference(NamedTuple):
 
     #: A `Record.key`.
     key: str
-    #: What became of the duplicate: `REPLAYED` and so on.
+    #: What became of the duplicate: a letter.
     end: str
     #: Of the record's execution.
     task_id: str
@@ -52,11 +42,6 @@ class Reference(NamedTuple):
     def replayed(self) -> bool:
         """Whether it got the record's outcome; if not, the record only kept it from running."""
         return self.end == REPLAYED
-
-    @property
-    def description(self) -> str:
-        """The end of a sentence about the duplicate."""
-        return f"{_SENTENCES[self.end]} task {self.task_id} (attempt {self.attempt})"
 
 
 def name(prefix: str, task_id: str) -> str:
@@ -71,7 +56,7 @@ def command(
     """Returns the command that writes a reference from `task_id` to `record`.
 
     Args:
-        end: what became of the duplicate.
+        end: what became of the duplicate: a letter.
         retention_ms: milliseconds to keep it, counted from the outcome if there is one.
     """
     expiry = (
@@ -85,7 +70,7 @@ def write(record: Record, end: str) -> bytes:
     task_id = layout.write_task_id(record.task_id)
     return b"".join(
         (
-            _LETTERS[end],
+            end.encode(),
             record.attempt.to_bytes(1, "big"),
             record.token.to_bytes(7, "big"),
             len(task_id).to_bytes(2, "big"),
@@ -98,12 +83,12 @@ def write(record: Record, end: str) -> bytes:
 def read(raw: bytes) -> Reference | None:
     """Returns the reference that `raw` holds; None if it is damaged or from a newer version."""
     end = _FIXED + int.from_bytes(raw[9:_FIXED], "big")
-    if raw[:1] not in _ENDS or not _FIXED < end < len(raw):
+    if not raw[:1].islower() or not _FIXED < end < len(raw):
         return None
     try:
         return Reference(
             key=raw[end:].decode(),
-            end=_ENDS[raw[:1]][0],
+            end=chr(raw[0]),
             task_id=layout.read_task_id(raw[_FIXED:end]),
             token=int.from_bytes(raw[2:9], "big"),
             attempt=raw[1],

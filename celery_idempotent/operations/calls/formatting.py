@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from kombu.utils.encoding import safe_repr
 
+from celery_idempotent.core.flow.conflict import BECAME
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import Record, State, layout, steps
+from celery_idempotent.core.store.reference import Reference
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.operations.records.reader import RecordView
 
@@ -124,8 +126,17 @@ def view_fields(view: RecordView) -> dict[str, Any]:
     fields = key_fields(key, view.state) if view.record is None else record_fields(view.record)
     if view.reference is None:
         return fields
-    duplicate = {"replayed": view.reference.replayed} | view.reference._asdict()
-    return fields | {"duplicate": duplicate}
+    duplicate = view.reference._asdict() | {"end": _became(view.reference)[0]}
+    return fields | {"duplicate": {"replayed": view.reference.replayed, **duplicate}}
+
+
+def _became(met: Reference) -> tuple[str, str]:
+    return BECAME.get(met.end, ("unknown", "found"))
+
+
+def became_text(met: Reference) -> str:
+    """Returns the end of a sentence about the duplicate that met a record."""
+    return f"{_became(met)[1]} task {met.task_id} (attempt {met.attempt})"
 
 
 def key_fields(key: Key, state: str) -> dict[str, Any]:

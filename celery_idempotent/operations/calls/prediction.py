@@ -120,7 +120,7 @@ def _predict_turn(
         return _conflict(settings, record, collapses=collapses)
     if record.state is State.STARTED:
         waiting = run_sync(view.store.slot(view.key.turn))
-        if waiting is None and settings.on_conflict == "replace":
+        if waiting is None and POLICIES[settings.on_conflict].replaces:
             return _conflict(settings, record, collapses=False)
         if waiting is None:
             return Prediction("conflict", f"waits for its turn, after task {task_id}")

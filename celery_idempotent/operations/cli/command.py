@@ -283,5 +283,5 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
     if (key := next(keys, None)) is not None:
         return [Target(key, None, duplicate=name)]
     raise click.ClickException(
-        f"{shown} {found.description}, under {found.key}, which is absent now"
+        f"{shown} {formatting.became_text(found)}, under {found.key}, which is absent now"
     )

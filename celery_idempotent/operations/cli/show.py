@@ -89,7 +89,7 @@ def _database_fields(outcome: SqlOutcome | IdempotencyError | None) -> dict[str,
 def _fields(view: RecordView) -> dict[str, str]:
     """Returns the fields; those without a value are not printed."""
     record = view.record
-    fields = {} if view.reference is None else {"duplicate": view.reference.description}
+    fields = {} if view.reference is None else {"duplicate": formatting.became_text(view.reference)}
     if record is None:
         state = "CORRUPT: the record cannot be read; forget the key to let it run again"
         return fields | {"key": str(view.key), "state": state}

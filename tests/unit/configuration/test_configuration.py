@@ -66,7 +66,6 @@ class TestSourcesOfOptions:
         assert (settings.lease, settings.key) == (8, TASK_ID)
 
     def test_a_duplicate_message_waits_in_no_process(self) -> None:
-        assert settings_of(celery(idempotency_on_conflict="wait")).on_conflict == "retry"
         error = error_of(celery(), idempotency_wait_timeout=1)
         assert error.startswith("shop.charge: idempotency_wait_timeout applies outside tasks only")
 

@@ -60,7 +60,7 @@ from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.task.message import continuation
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.core.task.receive import user_methods
-from celery_idempotent.errors import IdempotencyError, KeyReusedError
+from celery_idempotent.errors import IdempotencyError
 
 #: The extension of a message that forgets an outcome before it begins.
 _RERUN = "celery_idempotent.extensions.rerun:ForgetFirst"
@@ -292,6 +292,9 @@ class TaskHost:
 
     def _perform(self, end: End) -> Any:
         """Carries out `end` after the flow; returns or raises the outcome of the message."""
+        if isinstance(end, PutBack) and self.request.is_eager:
+            report(table.RAISES, self.call, reason=end.reason)
+            end = Answer(Failure(end.reason), end.record)
         written = end.record is not None and self._refer_to(end.record, end)
         if isinstance(end, Answer):
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
@@ -304,9 +307,6 @@ class TaskHost:
         # Suppresses Celery's log line, which would not show how this delivery ends.
         self.request.idempotency_end_logged = True
         if isinstance(end, PutBack):
-            if self.request.is_eager:
-                report(table.RAISES, self.call, reason=end.reason)
-                raise end.reason
             from celery_idempotent.core.task.publish.put_back import put_back
 
             put_back(self.call, self.request, end, self.headers, self.began_at)
@@ -349,7 +349,7 @@ class TaskHost:
             retention_ms += settings.lease_ms
         store = self._configuration.executor.store
         prefix, task_id = store.config.prefix, self.data.task_id
-        became = self._became(end)
+        became = reference.REPLAYED if replay else end.became
         refer = reference.command(prefix, task_id, record, became, retention_ms)
         if replay is not None and isinstance(replay.outcome, Result):
             result = self._backend_result(replay.outcome.value)
@@ -357,20 +357,6 @@ class TaskHost:
                 return True
         store.refer(refer)
         return False
-
-    def _became(self, end: End) -> str:
-        """Returns what became of this duplicate, for its reference."""
-        from celery_idempotent.core.store import reference
-
-        if isinstance(end, Answer):
-            is_reused = isinstance(end.outcome, Failure) and isinstance(
-                end.outcome.error, KeyReusedError
-            )
-            refused = reference.OTHER_ARGUMENTS if is_reused else reference.CONFLICT
-            return reference.REPLAYED if end.replayed else refused
-        if isinstance(end, PutBack):
-            return reference.CONFLICT if self.request.is_eager else reference.WAITING
-        return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
 
 
 def host_in_context(task: Task) -> TaskHost | None:
