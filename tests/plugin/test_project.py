@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,9 +125,8 @@ def run_pytest(directory: Path, *options: str) -> str:
     elsewhere = "redis://127.0.0.1:1/0"  # no server listens there
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "REDIS_URL": elsewhere}
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=100
-    )
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 100}
+    done = subprocess.run(command, cwd=directory, env=environment, **how)
     print(done.stdout, done.stderr)
     return done.stdout
 

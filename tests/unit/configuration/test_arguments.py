@@ -156,25 +156,21 @@ def shared(levels: int, members: int) -> Any:
     return value
 
 
+REJECTED: dict[str, tuple[Any, str]] = {
+    "deep": ({"secret": nested(20_000)}, "levels deep"),
+    "infinite": (infinite(), "contains itself"),
+    "nan": ([{"secret": float("nan")}], "NaN"),
+    "decimal-nan": (Decimal("nan"), "NaN"),
+    "signalling-nan": ([Decimal("snan")], "NaN"),
+    "complex": ({"secret": {1.0: [{2j}]}}, "type complex"),
+    "object": ({"secret": [Opaque()]}, "type Opaque"),
+    "function": (lambda: "secret", "type function"),
+    "iterator": (iter(["secret"]), "type list_iterator"),
+}
+
+
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ({"secret": nested(20_000)}, "levels deep"),
-        (infinite(), "contains itself"),
-        ([{"secret": float("nan")}], "NaN"),
-        (Decimal("nan"), "NaN"),
-        ([Decimal("snan")], "NaN"),
-        ({"secret": {1.0: [{2j}]}}, "type complex"),
-        ({"secret": [Opaque()]}, "type Opaque"),
-        (lambda: "secret", "type function"),
-        (iter(["secret"]), "type list_iterator"),
-    ],
-    ids=[
-        *("deep", "infinite", "nan", "decimal-nan", "signalling-nan", "complex"),
-        *("object", "function", "iterator"),
-    ],
-)
+@pytest.mark.parametrize(("value", "reason"), REJECTED.values(), ids=REJECTED)
 def test_other_values_are_rejected_and_not_quoted(serializer: str, value: Any, reason: str) -> None:
     rule = KeyRule("shop.charge", None, signature(charge), partial(normalised, serializer))
 

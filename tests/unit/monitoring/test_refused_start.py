@@ -45,14 +45,11 @@ def test_an_invalid_setting_is_one_line(tmp_path: Path, settings: str, error: st
     (tmp_path / "shop.py").write_text(SHOP.format(settings=settings))
 
     command = [sys.executable, "-m", "celery", "-q", "-A", "shop", "worker", "--pool", "solo"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY))),
-        "PYTHONWARNINGS": "ignore",  # Celery warns of being root, where it is
-    }
-    worker = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    # Celery warns of being root, where it is.
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+    worker = subprocess.run(command, env=environment, cwd=tmp_path, **how)
 
     assert worker.returncode != 0
     (line,) = worker.stderr.splitlines()
