@@ -260,9 +260,7 @@ class TestSettings:
                 WSGIHandler()
 
     def test_a_project_whose_checks_come_later_does_not_start(self) -> None:
-        refused = pytest.raises(
-            ImproperlyConfigured, match=r"below django.+\.CsrfViewMiddleware in"
-        )
+        refused = pytest.raises(ImproperlyConfigured, match="below django.+CsrfViewMiddleware in")
         with override_settings(MIDDLEWARE=settings.MIDDLEWARE[::-1]), refused:
             WSGIHandler()
 

@@ -37,14 +37,11 @@ WSGI_NAMES = {
 def fingerprint_of(*, body: bytes, **parts: str) -> list[str | bytes]:
     """Returns the fingerprint of a request, which is the same in WSGI and ASGI."""
     by_wsgi = fingerprint({WSGI_NAMES[name]: part for name, part in parts.items()}, body)
-    headers = [
-        (name.replace("_", "-"), parts[name]) for name in ("content_type", "content_encoding")
-    ]
-    path = {"root_path": parts["prefix"], "path": parts["path"]}
-    query = {"query_string": parts["query"].encode()}
-    assert by_wsgi == fingerprint(
-        scope(None, headers, method=parts["method"], **path, **query), body
-    )
+    content = ("content_type", "content_encoding")
+    headers = [(name.replace("_", "-"), parts[name]) for name in content]
+    target = {"method": parts["method"], "root_path": parts["prefix"], "path": parts["path"]}
+    by_asgi = scope(None, headers, query_string=parts["query"].encode(), **target)
+    assert by_wsgi == fingerprint(by_asgi, body)
     return by_wsgi
 
 

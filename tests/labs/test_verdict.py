@@ -35,13 +35,7 @@ class Run:
         self._rows: list[dict[str, str]] = []
 
     def execution(
-        self,
-        token: int,
-        *,
-        done: float = 0,
-        completes: bool = False,
-        order: str = "order",
-        **how: Any,
+        self, token: int, done: float = 0, completes: bool = False, order: str = "order", **how: Any
     ) -> None:
         """Records an execution of the order; without `done`, it has no effect."""
         details = {"execution": f"{token}", "order": order, "token": token}
@@ -182,13 +176,11 @@ def test_an_order_that(run: Run, course: Callable[[Run], None]) -> None:
 
 
 PAST_LEASE = "child frozen past the lease"
-OF_ANOTHER_PROCESS = [
-    *(("child killed", 1.0, 1.0, OTHER), (PAST_LEASE, 0.6, 0.6 + LEASE + 2, OTHER)),
-]
+OF_OTHER = [("child killed", 1.0, 1.0, OTHER), (PAST_LEASE, 0.6, 0.6 + LEASE + 2, OTHER)]
 #: Two effects: their times, the faults, the seed, and what explains the second one.
 DUPLICATES: dict[str, tuple[dict[str, float], list[tuple[Any, ...]], int, str]] = {
     "no fault": ({}, [], SINGLE, UNEXPLAINED),
-    "faults of another process": ({}, OF_ANOTHER_PROCESS, SINGLE, UNEXPLAINED),
+    "faults of another process": ({}, OF_OTHER, SINGLE, UNEXPLAINED),
     "frozen, but not past the lease": ({}, [("worker frozen", 0.6, 1.0, ONE)], SINGLE, UNEXPLAINED),
     "killed before completion": ({}, [("worker killed", 1.1, 1.1, 99, ONE)], SINGLE, KILLED),
     "frozen": ({"done": 10.0, "again": 8.0}, [(PAST_LEASE, 0.6, 9.9, ONE)], SINGLE, FROZEN),

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -70,11 +70,7 @@ class Program:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        name: str,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
+        self, directory: Path, name: str, command: Sequence[str], env: dict[str, str] | None = None
     ) -> None:
         self._command = list(command)
         if sys.platform == "linux":

@@ -35,7 +35,7 @@ _SERVER_SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 # One scheduler, without busy waiting: tests need the processor. Erlang must not start a name
 # service itself, because that would be a daemon that nothing stops.
 _ERL_FLAGS = (
-    "-noinput -start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 1 +sbwt none"
+    "-noinput -start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +sbwt none"
 )
 
 

@@ -121,8 +121,8 @@ class _Load:
             stack.callback(publisher.kill)
             self._webs[name] = stack.enter_context(serving(f"{LOAD}:api", **variables))
         ours = environments[OURS.name].environment
-        self._dashboard = stack.enter_context(dashboard(NAME, **ours))
-        self._pages = stack.enter_context(httpx.Client(base_url=self._dashboard.url, timeout=60))
+        url, self._dashboard = stack.enter_context(dashboard(NAME, **ours))
+        self._pages = stack.enter_context(httpx.Client(base_url=url, timeout=60))
         self._number = 0
 
     def send_requests(self) -> None:
@@ -147,7 +147,7 @@ class _Load:
                 WEB: self._webs[name].pid,
             }
             if name == OURS.name:
-                leaders[DASHBOARD] = self._dashboard.process.pid
+                leaders[DASHBOARD] = self._dashboard.pid
             groups = {role: [*processes_of_group(pid)] for role, pid in leaders.items()}
             for role, group in groups.items():
                 series[f"{role}, {name}"].append(sum(each.memory for each in group) / MB)

@@ -13,7 +13,8 @@ from tests.dashboard.shop import URL_VARIABLE
 from tests.servers.program import find_chromium
 from tests.servers.redis_server import RedisServer
 
-MARKS = [getattr(pytest.mark, name) for name in ("browser", "slow", "worker")]
+#: Of all tests in this folder.
+MARKS = [pytest.mark.browser, pytest.mark.slow, pytest.mark.worker]
 MARKS += [pytest.mark.xdist_group("browser")]
 OpenPage = Callable[..., Page]
 #: Longest wait of the browser, in milliseconds.

@@ -53,14 +53,10 @@ class WebServer:
         self.start()
 
     def start(self) -> None:
-        how = {
-            "cwd": REPOSITORY,
-            "env": self._environment,
-            "stdout": self._log,
-            "stderr": self._log,
-        }
         # In a new session, so that kill() kills the workers, too.
-        self._process = subprocess.Popen(self._command, start_new_session=True, **how)
+        how = {"cwd": REPOSITORY, "env": self._environment, "start_new_session": True}
+        streams = {"stdout": self._log, "stderr": self._log}
+        self._process = subprocess.Popen(self._command, **how, **streams)
         eventually(self._responds, f"{self._command} responds")
 
     def _responds(self) -> bool:
