@@ -4,6 +4,9 @@ Records do not count their replays, since that would cost each replay another ro
 each process of the pool increments counters in a row of its own, and readers add up the rows. A
 process that replaces a dead one continues in the dead one's row. Forked processes inherit the
 memory; spawned ones map the file that `FILE_VARIABLE` names.
+
+The memory also has what the worker's main process needs to know of its pool: which processes let
+their leases expire, where their bodies are, and which messages have reached their tasks.
 """
 
 from __future__ import annotations
@@ -33,12 +36,12 @@ FILE_VARIABLE = "CELERY_IDEMPOTENT_COUNTERS"
 #: Number of cells for the times at which messages have reached their tasks.
 _ENTRIES = 4096
 _CELL_BYTES = 8
-#: Bytes for the stack of each process: what its heartbeat has read after its last request.
+#: Bytes for the stack that the heartbeat of each process has read after its last request.
 _STACK_BYTES = 2048
 
 
 def _flag(cell: int) -> Any:
-    """Returns a property in the shared memory."""
+    """Returns a property whose value, true or false, is in this cell of the shared memory."""
     return property(
         lambda self: bool(self._cells[cell]),
         lambda self, value: self._cells.__setitem__(cell, int(value)),
@@ -57,8 +60,9 @@ class SharedCounters:
         self._tasks = tuple(tasks)
         names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
-        # Behind the rows: each process's pid and lease expiry, the entries, and the cells of the
-        # values below.
+        # The rows of counters are followed by the pid and the lease expiry of each process, by the
+        # entries, by three cells (the last ones) for `note_unbegun` and the flags, and by the
+        # stacks.
         self._rows_end = len(names) * MAX_PROCESSES
         self._entries = self._rows_end + 2 * MAX_PROCESSES
         cells = self._entries + _ENTRIES + 3
@@ -68,6 +72,7 @@ class SharedCounters:
             os.ftruncate(file, size)
         self._memory = memoryview(mmap.mmap(file, size))
         self._cells = self._memory[: self._stacks].cast("Q")
+        #: The first cell of this process's row; None if there are too many processes.
         self._row_start: int | None = 0
         self._lock = threading.Lock()
 
@@ -99,22 +104,22 @@ class SharedCounters:
                 self._cells[self._row_start + column] += 1
 
     def enter(self, task_id: str) -> None:
-        """Notes that a message has reached its task."""
+        """Notes that a message has reached ``IdempotentTask.__call__`` in a pool process."""
         self._cells[self._entry_of(task_id)] = now_ms()
 
     def has_entered(self, task_id: str, since_ms: int) -> bool:
         """Returns whether a message has reached its task since a time of :func:`now_ms`.
 
-        Messages share cells: one that has not may seem to have, but not the other way around.
+        Several messages share a cell, so the reply may be wrongly true, but not wrongly false.
         """
         return bool(self._cells[self._entry_of(task_id)] >= since_ms)
 
     def _entry_of(self, task_id: str) -> int:
-        # Task ids come from outside.
+        # A task id comes from outside: it may be no text, or text that cannot be encoded.
         return self._entries + crc32(str(task_id).encode(errors="replace")) % _ENTRIES
 
     def has_process(self, pid: int) -> bool:
-        """Returns whether a process uses these counters: a spawned one does not inherit them."""
+        """Returns whether this process of the pool uses these counters: a spawned one may not."""
         pids = self._cells[self._rows_end : self._entries].tolist()[::2]
         return pid == os.getpid() or pid in pids
 
@@ -148,7 +153,7 @@ class SharedCounters:
         self._cells[-3] = round(time.time() * 1000)
 
     def unbegun_since(self, timestamp: float) -> bool:
-        """Returns whether any message has ended so since `timestamp`, in seconds."""
+        """Returns whether `note_unbegun` was called since `timestamp` (seconds since the epoch)."""
         return bool(self._cells[-3] >= (timestamp - 1.0) * 1000)
 
     #: Whether the worker sends task events. The main process sets it, and all processes read it.

@@ -1,6 +1,6 @@
-"""The worker that this process belongs to."""
+"""The worker that this process belongs to; a module that imports nothing, for cheap reads."""
 
 from typing import Any
 
-#: Its `SharedCounters`; None in other programs.
+#: Its `SharedCounters`, set by `shared_counters.start`; None in programs that are not workers.
 counters: Any = None

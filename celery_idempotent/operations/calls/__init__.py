@@ -1,1 +1,4 @@
-"""Finds, explains and changes single calls, and counts all of them."""
+"""Finds, explains, forgets and reruns single calls, and counts all of them.
+
+The command line and the dashboard share these functions.
+"""

@@ -1,4 +1,7 @@
-"""Forgets records and runs ended calls again, at a user's request and if nothing has changed."""
+"""Forgets records and runs ended calls again, if nothing has changed since a person saw them.
+
+Both are logged with the name of that person.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ MESSAGES = {
     NO_MESSAGE: "not run: its message is not kept; forget the key, then publish the call again",
 }
 
-#: For the new ids of completed calls that run again.
+#: The namespace of the new task ids (``uuid5``) under which completed calls run again.
 _NAMESPACE = UUID("0b6f4bd0-6a6c-4bb2-9f0e-5f8b3a0f5a5e")
 
 
@@ -100,11 +103,10 @@ def forget(
         return case
     found = outcome.row if outcome and view is None else record
     state = "unreadable" if found is None else str(found.state)
-    about = About(
-        sender, key.task, found.task_id if found else "", key, record.label if record else ""
-    )
+    label = record.label if record else ""
+    call = About(sender, key.task, found.task_id if found else "", key, label)
     state += "" if view else ", in the database alone"
-    report(table.FORGOTTEN, about, found, user=user, state=state)
+    report(table.FORGOTTEN, call, found, user=user, state=state)
     return FORGOTTEN
 
 
@@ -115,13 +117,15 @@ class EndedCall(NamedTuple):
     task: Any
     #: Task id of the outcome, or of a rejected duplicate.
     task_id: str
-    #: None for a duplicate, which left no outcome.
+    #: State of the outcome; None for a rejected duplicate, which has none.
     state: State | None
-    #: Token of the outcome; 0 for a duplicate.
+    #: Token of the outcome; 0 for a rejected duplicate.
     token: int
+    #: The record; None if there is only a row in the user's database.
     view: RecordView | None
+    #: What running it again publishes; None if that is unknown.
     message: Signature | None
-    #: Whether the message was kept; else the result backend has its arguments.
+    #: Whether `message` is the kept one; else its arguments come from the result backend.
     is_kept: bool = True
 
     @property
@@ -136,7 +140,7 @@ class EndedCall(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Names the outcome, and all that running it again publishes."""
+        """Identifies the outcome and the message: a confirmation applies to this version only."""
         published = dump(self.message and dict(self.message), "json").body
         return f"{self.state}-{self.token}-{text_digest(published)}"
 
@@ -169,7 +173,8 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
         if message is not None:
             return EndedCall(key, task, duplicate, None, 0, view, message)
     if view is not None and configuration.settings.runs_again and view.record is not None:
-        # The message's own record: another call may hold the turn, which is the key's record.
+        # The record of the key may be that of another call by now. This call has its own record,
+        # under the key of its message.
         own_key = key.of_message(view.record.task_id)
         view = read_view(view.store, own_key) or view
     found: Any = outcome.row if view is None and outcome is not None else view and view.record
@@ -188,8 +193,8 @@ def _from_result_backend(
 ) -> Signature | None:
     """Returns a message with the arguments that ``result_extended`` stored, if any.
 
-    A completed call gets a new task id, since a result backend keeps a success as it is. Results
-    whose serializer may execute code are not read.
+    A completed call gets a new task id, since a result backend does not overwrite a success.
+    Nothing is read from a backend whose serializer may execute code.
     """
     result = task.AsyncResult(task_id)
     try:
@@ -254,6 +259,6 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         executor = call.task.idempotency_configuration.executor
         delete_message(executor, call.key, call.task_id)
     label = record.label if record else ""
-    about = About(call.task, call.key.task, task_id, call.key, label)
-    report(table.RERUN, about, user=user, what=what)
+    published = About(call.task, call.key.task, task_id, call.key, label)
+    report(table.RERUN, published, user=user, what=what)
     return PUBLISHED

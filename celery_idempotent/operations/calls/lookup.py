@@ -1,4 +1,4 @@
-"""Finds the record of a key in Redis, and its outcome in the user's database."""
+"""Finds what is stored for a call: its record in Redis, and its row in the user's database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outco
 
 
 class SqlOutcome(NamedTuple):
-    """A row read from the table of outcomes."""
+    """A row of the table of outcomes, with the task and the key that it belongs to."""
 
     task: IdempotentTaskLike
     key: Key
@@ -39,7 +39,7 @@ class SqlOutcome(NamedTuple):
 
     @property
     def record(self) -> Record:
-        """The record that Redis would have; not for a row without an outcome."""
+        """The record that Redis would have for the row, which must have an outcome."""
         codec = self.task.idempotency_configuration.executor.codec
         return self.row.record(self.key, codec.view)
 
@@ -74,15 +74,15 @@ class Target(NamedTuple):
     """A key that a user has named, and what is stored under it."""
 
     key: Key
-    #: None if Redis has no record of it.
+    #: Its record; None if Redis has none.
     view: RecordView | None
-    #: None if its database has no row, or was not asked.
+    #: Its row; None if the database has none, or before `with_outcome`.
     outcome: SqlOutcome | None = None
-    #: The task id by which it was named, if that is a duplicate's.
+    #: The task id that the user gave, if it is that of a duplicate; else empty.
     duplicate: str = ""
 
     def with_outcome(self, tasks: Iterable[IdempotentTaskLike]) -> Target:
-        """Reads the row.
+        """Returns this target with its row, which is read now.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -154,8 +154,8 @@ def find_record(
     Args:
         read: reads a key of a store.
     """
-    # A store whose prefix equals a task's name may read a key differently from the task's own
-    # store, so first try the stores of tasks named in `text`.
+    # If the prefix of one store equals the name of a task in another store, `text` is a name with a
+    # prefix in the first and a key in the second. The stores of tasks named in `text` come first.
     for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in text)):
         key = key_of(text, store.config.prefix)
         view = None if key is None else read(store, key)

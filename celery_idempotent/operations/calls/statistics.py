@@ -18,8 +18,8 @@ from celery_idempotent.operations.records.reader import RecordReader, RecordView
 #: Maximum seconds over which the rate is measured.
 RATE_WINDOW = 3600.0
 
-#: Names that are not tasks of the app are shown up to this number; the others share a row. A
-#: client that can write to Redis chooses the names.
+#: Maximum number of names with a row of their own that are not tasks of the app; the others share
+#: one. A client that can write to Redis could otherwise fill the memory with names.
 MAX_NAMES = 100
 OTHER_NAMES = "(other names)"
 
@@ -35,11 +35,11 @@ class TaskStatistics:
     takeovers: int = 0
     #: STARTED records with an expired lease that no execution has taken over yet.
     lease_expired: int = 0
-    #: Outcomes of the last hour, and the age of the oldest, at least one second: otherwise a single
-    #: new record would count as a high rate.
+    #: Number of outcomes in the last hour.
     recent: int = 0
+    #: Age of the oldest of them in seconds; at least 1, so that one new record is not a high rate.
     oldest_recent: float = 1.0
-    #: The records to measure.
+    #: The records whose memory is measured.
     sample: list[RecordView] = field(default_factory=list)
 
     def add(self, view: RecordView, sample_size: int) -> None:
@@ -70,7 +70,8 @@ class TaskStatistics:
         calls = sum(counter.get(name, 0) for name in ("run", "takeover", "replay"))
         number, sizes = self.states.total(), _sizes(self.sample)
         size = fmean(sizes) if sizes else None
-        # The window is shorter if the oldest outcome is younger or records expire sooner.
+        # The rate is measured since the oldest outcome of the last hour, or over the retention if
+        # that is shorter, because older records have expired.
         rate = self.recent / min(retention or RATE_WINDOW, self.oldest_recent)
         return {
             "records": number,

@@ -86,7 +86,7 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda command: functools.reduce(lambda f, option: option(f), reversed(options), command)
 
 
-#: They are the arguments of a `RecordFilter`.
+#: The options that select records; their values are the arguments of a `RecordFilter`.
 filter_options = with_options(
     click.option(
         "--state",

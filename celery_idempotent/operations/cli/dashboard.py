@@ -63,7 +63,8 @@ def dashboard(
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
-        # Connections inherit it. asyncio does not set it, and a page would wait 40 ms for an ACK.
+        # Accepted connections inherit TCP_NODELAY. asyncio does not set it for a socket that it is
+        # given, and then each page would wait 40 ms for a delayed ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -123,9 +123,9 @@ def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
         ) from None
 
 
-def _print(findings: list[Finding], about: str) -> None:
+def _print(findings: list[Finding], heading: str) -> None:
     out = console.create()
-    out.print(console.text(about))
+    out.print(console.text(heading))
     for finding in findings:
         out.print()
         severity = console.text(f"{finding.severity}  ", style=_STYLES[finding.severity])

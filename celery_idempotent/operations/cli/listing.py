@@ -40,7 +40,7 @@ from celery_idempotent.signals import SHADOW
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Name and width of each column before KEY, and the least width of a terminal that shows it.
+#: Name and width of each column before KEY, and the minimum width of a terminal that shows it.
 _COLUMNS = (
     ("STATE", 9, 0),
     ("ATTEMPT", 7, 0),
@@ -50,7 +50,7 @@ _COLUMNS = (
 )
 #: Maximum width of a label; a longer one is cut.
 _LABEL_WIDTH = 24
-#: Rows that are printed at once.
+#: Number of rows that are printed at a time.
 _CHUNK = 100
 
 
@@ -162,7 +162,7 @@ def _watch(
 
     while True:
         numbers.clear()
-        # The header, the caption and the prompt also take lines.
+        # Four lines are left for the header, the caption and the prompt.
         rows = limit or max(1, out.height - 4)
         newest = heapq.nlargest(rows, counted(), key=lambda view: view.since)
         states = ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
@@ -175,7 +175,7 @@ def _watch(
 
 #: Headings of the numbers of records.
 _RECORDS = (*STATES, "TAKEOVERS", "LEASE EXPIRED")
-#: Least console width at which each number has a column of its own.
+#: Minimum width of a console in which each number has a column of its own.
 _WIDE = 140
 
 
@@ -193,15 +193,15 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     hit ratio comes from the workers' counters, which begin at zero when a worker starts.
     """
     replies = ask(obj.app, timeout)
-    held = replies.messages_held
+    messages = replies.messages_held
     documents = collect(tasks, replies.totals, sample)
     if as_json:
-        document = {"workers_answered": bool(replies.workers), "messages_held": held}
+        document = {"workers_answered": bool(replies.workers), "messages_held": messages}
         print_json({**document, "tasks": documents})
         return
     _print_statistics(documents, {task.name for task in tasks}, replies.error)
-    if held is not None:
-        console.create().print(f"The workers hold {plural(held, 'message')}.")
+    if messages is not None:
+        console.create().print(f"The workers hold {plural(messages, 'message')}.")
 
 
 def _print_statistics(

@@ -151,7 +151,8 @@ def check_at_start(app: Celery) -> list[Finding]:
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
-    # Each with its own user and options. Equal findings are reported once.
+    # All stores, even two on one server: each may connect as another user. Equal findings are
+    # reported once.
     tasks = app_tasks.enabled(app)
     stores = dict.fromkeys(task.idempotency_configuration.executor.store for task in tasks)
     return dict.fromkeys(finding for store in stores for finding in _check_server(store, timeout))

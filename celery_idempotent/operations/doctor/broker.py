@@ -19,9 +19,11 @@ from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
 #: (seconds) times a throttle.
 SWEEP_INTERVAL, SWEEP_THROTTLE = 10.0, 10
 SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacked_mutex_expire")
-#: Default seconds for which a sweeping worker excludes others, even if it dies.
+#: Default lifetime in seconds of the lock under which a worker sweeps: if it dies, no worker sweeps
+#: for so long.
 MUTEX_EXPIRE = 300.0
-#: Seconds after which RabbitMQ by default closes the channel of an unacknowledged message.
+#: Seconds after which RabbitMQ, by default, closes the channel of a message that is not
+#: acknowledged.
 CONSUMER_TIMEOUT = 1800.0
 #: Sweep interval, in seconds, above which it may be reported.
 LONG_SWEEP = 60.0

@@ -1,4 +1,4 @@
-"""Findings: the results of checks."""
+"""The findings that checks yield, and the names of all of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from celery_idempotent.core.printable import one_line
 CONNECTIONS = frozenset(
     ("store-unreachable", "writes-refused", "broker-unreachable", "database-unreachable")
 )
-#: Those of ``health``: faults of the running workers and servers.
+#: The findings of ``health`` alone: faults of the running workers and servers.
 HEALTH = frozenset(
     (
         *("bypassed", "evicted", "key-reused", "lease-expired", "memory", "no-reply"),
         *("poisoned", "purge-overdue", "rule-raised"),
     )
 )
-#: Those of ``doctor``: the configuration, and with ``--against`` what a deployment changes.
+#: The findings of ``doctor`` alone: about the configuration and, with ``--against``, the new code.
 CONFIGURATION = frozenset(
     (
         *("acks-late", "bursts", "clocks", "consumer-timeout", "delayed-delivery"),

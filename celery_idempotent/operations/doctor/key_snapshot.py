@@ -30,10 +30,11 @@ from celery_idempotent.extensions.shadow import SHADOW_SUFFIX
 from celery_idempotent.operations.doctor.finding import Finding, Severity
 from celery_idempotent.operations.doctor.tasks import type_hints
 
-#: Document version; others are refused.
+#: Version of the document; `read` refuses others.
 VERSION = 1
 
-#: Samples by type; parameters of unknown type get the text, or a mapping if the rule raises.
+#: Sample values by type. A parameter of unknown type gets the text or, if the rule then raises an
+#: error, a mapping.
 _SAMPLES: dict[type, Any] = {
     int: 7,
     float: 0.5,
@@ -75,13 +76,13 @@ class Sample:
 class Snapshot:
     """The rule of one task, and the keys of its sample calls."""
 
-    #: As `explain` returns it.
+    #: The rule in words: `KeyRule.description`.
     rule: str
     #: Prefix of names in Redis.
     prefix: str
-    #: The digest of each one's default; empty without one.
+    #: The parameters by name, each with the digest of its default; empty text without a default.
     parameters: Mapping[str, str]
-    #: Empty if the rule raised an error for every call.
+    #: Empty if the rule raised an error for every sample call.
     samples: Sequence[Sample]
 
 
@@ -91,7 +92,8 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
     parameters = configuration.rule.signature.parameters.values()
     return Snapshot(
         configuration.rule.description,
-        # A task that leaves shadow starts without records, as intended.
+        # Without the suffix of shadow: a task that leaves shadow starts without records, as
+        # intended, which is no change of its keys.
         configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
         {entry_name(parameter): _default_digest(parameter) for parameter in parameters},
         list(_samples(task)),
@@ -130,7 +132,8 @@ def _samples(task: IdempotentTaskLike) -> Iterator[Sample]:
     """Yields a call with only the required arguments, and one with all."""
     configuration = task.idempotency_configuration
     rule = configuration.rule
-    # Its arguments are not serialized, which would copy the mappings that record what is read.
+    # A copy of the rule that does not serialize the arguments: `_Mapping` creates the items that
+    # the rule reads, which serialization, by a copy, would lose.
     recording = KeyRule(rule.task, rule.source, rule.signature, lambda *call: call)
     named = [p for p in rule.signature.parameters.values() if p.kind not in _VARIADIC]
     required = [parameter for parameter in named if parameter.default is Parameter.empty]
@@ -177,7 +180,7 @@ def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
 
 
 class _Mapping(dict[str, Any]):
-    """Creates each item that a rule reads."""
+    """A sample mapping of a parameter of unknown type: it creates each item that a rule reads."""
 
     def __missing__(self, name: str) -> str:
         self[name] = "sample"

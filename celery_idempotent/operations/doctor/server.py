@@ -15,8 +15,8 @@ MAX_CLOCK_OFFSET = 1.0
 #: Fraction of maxmemory above which the server is almost full.
 ALMOST_FULL = 0.9
 
-#: How to fix missing server information.
-_ASK = "check it with your provider, or allow the command INFO"
+#: The fix of a finding about something that the server does not report.
+_UNKNOWN = "check it with your provider, or allow the command INFO"
 
 
 def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
     yield from applying(
         subject,
         Check(not (numbers or is_valkey), "server-version", Severity.NOTE,
-            "the server does not report its version", _ASK, "it may be too old"),
+            "the server does not report its version", _UNKNOWN, "it may be too old"),
         Check(not is_valkey and () < numbers < OLDEST, "server-version", Severity.ERROR,
             f"Redis {version} is too old",
             "upgrade the server to Redis 6.2 or later, or to Valkey",
@@ -58,7 +58,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
             "maxmemory-policy noeviction (redis.conf), and more maxmemory",
             "if one was a record, a duplicate of its call runs again"),
         Check(policy is None, "eviction", Severity.NOTE,
-            "the server does not report maxmemory-policy", _ASK, "it may evict records"),
+            "the server does not report maxmemory-policy", _UNKNOWN, "it may evict records"),
         Check(policy not in (None, "noeviction"), "eviction", Severity.WARNING,
             f"maxmemory-policy is {policy}",
             "maxmemory-policy noeviction (redis.conf)",
@@ -84,7 +84,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
             "a lower idempotency_wait_replicas, or more replicas",
             "each begin and each outcome times out waiting for them, as if Redis were unavailable"),
         Check(not required_replicas and replicas is None, "replicas", Severity.NOTE,
-            "the server does not report its replicas", _ASK, "a failover may lose records"),
+            "the server does not report its replicas", _UNKNOWN, "a failover may lose records"),
         Check(not required_replicas and replicas == 0, "replicas", Severity.NOTE,
             "it has no replica", "a replica, with Sentinel or Cluster",
             "while the server is down, idempotency_on_store_error applies to every message"),

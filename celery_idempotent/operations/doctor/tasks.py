@@ -55,7 +55,8 @@ def check(app: Celery) -> Iterator[Finding]:
 
 def check_start_method() -> Iterator[Finding]:
     """Yields a finding for a start method of processes with which Celery's pool works badly."""
-    # The processes name their pipes by numbers, which only forked and spawned ones share.
+    # Celery's main process distinguishes the pipes of its pool by file descriptors, and a process
+    # replies with its own. Only forked and spawned processes have the same numbers.
     yield from applying(
         "worker",
         Check(billiard.get_start_method(allow_none=True) == "forkserver",

@@ -1,4 +1,7 @@
-"""Checks that the installed versions are recent enough and work together, and how threads begin."""
+"""Checks that the installed versions are recent enough and work together.
+
+Also that threads do not inherit context variables, which a build of Python may change.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reads many records and server properties."""
+"""Reads many records, and properties of their servers, for the command line and the dashboard."""

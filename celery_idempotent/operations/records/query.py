@@ -134,7 +134,8 @@ def find_duplicate(stores: Sequence[RecordStore], task_id: str) -> RecordView | 
         key = key_of(reference.key, store.config.prefix) if reference else None
         if reference is None or key is None:
             continue
-        # The task may have run since: under the key or, if that may run again, its message's key.
+        # The task that was a duplicate may have run since, so first the records that it would have
+        # written: that of the key and, if the key may run again, that of the message.
         for own_key in () if reference.replayed else (key, key.of_message(task_id)):
             view = read_view(store, own_key)
             if view and view.record and view.record.task_id == task_id:
@@ -160,10 +161,11 @@ def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Refer
         return found
     for page in record_views(stores, RecordFilter(task_id=task_id)):
         for view in page:
-            # A scan leaves out the finished steps of a long record.
+            # Read again, because a scan leaves out the finished steps of a long record.
             whole = read_view(view.store, view.key)
             return whole if whole and whole.version == view.version else view
-    # The record of a key that may run again shows only its last execution.
+    # A scan returns only the last execution of a key that may run again. An earlier one has a
+    # record under the key of its message.
     for store in stores:
         with RecordReader.open(store) as reader:
             key = reader.find_message(task_id)

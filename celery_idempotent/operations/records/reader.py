@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 #: The reply of PTTL for a name without a value.
 NO_KEY = -2
-#: Names among which every node of a cluster has one, unless it has few slots.
+#: Number of names to try until one is in a slot of a given node of a cluster.
 NAMES_TO_TRY = 1000
 #: Maximum bytes to read of a record that is shown to a person.
 WHOLE = 2**24
@@ -49,12 +49,12 @@ WHOLE = 2**24
 
 @dataclass(frozen=True, slots=True)
 class RecordView:
-    """A record as it was read."""
+    """A record together with the server's time at which it was read."""
 
     key: Key
     #: None if it cannot be read.
     record: Record | None
-    #: The time on its server.
+    #: The server's time at which it was read.
     now: datetime
     store: RecordStore
     #: If the record was found by a duplicate's task id: the duplicate's reference.
@@ -72,7 +72,7 @@ class RecordView:
 
     @property
     def since(self) -> datetime:
-        """When the record entered its state: its outcome's time, or its token's."""
+        """When the record entered its state: when the outcome was stored, else the token's time."""
         finished_at = None if self.record is None else self.record.finished_at
         return finished_at or utc(self.version[1] / 1e6)
 
@@ -100,10 +100,10 @@ class RecordReader:
     Every method raises StoreUnavailableError if Redis does not reply.
     """
 
-    #: Used by this reader alone.
+    #: A client of redis-py that only this reader uses.
     client: Any
     store: RecordStore
-    #: Whether outcomes are only shown: decoding them executes no code, and takes bounded memory.
+    #: Whether outcomes are shown to people: then decoding executes no code, and reads only so much.
     for_people: bool = True
 
     @classmethod
@@ -231,7 +231,8 @@ class RecordReader:
         raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [NO_KEY] * len(keys))
         views, holders = [], []
         for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
-            # Neither a value that is not a string nor an empty one can be read as a record.
+            # Another program's value: one that is not a string (the reply is an error), or an empty
+            # string. GETRANGE also returns "" for a name without a value, which is left out.
             is_empty = raw == b"" and ttl_ms != NO_KEY
             head = b"?" if is_empty or isinstance(raw, Exception) else raw
             if (holder := layout.turn_holder(head)) is not None:
@@ -317,7 +318,7 @@ class RecordReader:
         """Returns a name for the write probe in a slot of the node."""
         name = f"{self.store.config.prefix}:{MARK}write-probe"
         names = (f"{name}-{number}" for number in range(NAMES_TO_TRY if node.name else 0))
-        # A primary without slots refuses every name.
+        # A primary without slots has no such name. The probe then gets an error, which is reported.
         return next((each for each, at in self._by_name(names) if at.name == node.name), name)
 
     def _by_name(self, names: Iterable[str]) -> Iterator[tuple[str, Primary]]:
@@ -339,15 +340,17 @@ class RecordReader:
 
 
 class _Outages:
-    """The nodes of a cluster that do not reply while the others are read."""
+    """Lets a read of all nodes of a cluster go on although some do not reply."""
 
     def __init__(self) -> None:
+        #: Whether a node has replied.
         self._has_replied = False
+        #: The errors of the others, by name.
         self._errors: dict[str, Exception] = {}
 
     @contextmanager
     def of(self, node: Primary) -> Iterator[None]:
-        """Keeps the error of `node`."""
+        """Suppresses and keeps an error of `node` in the block."""
         try:
             yield
         except CONNECTION_ERRORS as error:

@@ -1,1 +1,1 @@
-"""Monitoring in a worker: start-up checks, inspect commands and events."""
+"""What a worker adds to its tasks: start-up checks, inspect commands, events and metrics."""

@@ -1,4 +1,4 @@
-"""The start line of a worker, and Celery events for decisions about calls.
+"""The lines that a worker logs at its start, and Celery events for decisions about calls.
 
 The process that runs a task sends its events while the worker's task events are enabled (``-E``,
 ``celery control enable_events``, Flower), which the bootstep tracks. A monitor shows an event's
@@ -39,7 +39,10 @@ _LOGGED = tuple(
 
 
 class Idempotency(bootsteps.StartStopStep):
-    """Starts after the consumer's Events step, whose dispatcher it checks."""
+    """Logs the settings, and notes every second whether task events are enabled.
+
+    It starts after the consumer's Events step, whose dispatcher it reads.
+    """
 
     requires = ("celery.worker.consumer.events:Events",)
     label = "Idempotency"

@@ -1,8 +1,10 @@
 """Commands for ``celery inspect`` that return a worker's leases, counters and findings.
 
 The worker's main process replies, while its pool processes run the tasks. It reads leases from the
-records, which each process's heartbeat renews. A frozen process therefore does not prevent a
-report of its lease.
+records, not from those processes, so a frozen process does not prevent a report of its lease.
+
+`ask` is the other side: it sends one of these commands to all workers, for the command line and the
+dashboard.
 """
 
 from __future__ import annotations
@@ -159,9 +161,9 @@ class Worker(NamedTuple):
 class Replies(NamedTuple):
     """Replies of the workers to `idempotency_state`."""
 
-    #: By name.
+    #: The workers that have replied, by name.
     workers: dict[str, Worker]
-    #: Why the workers could not be asked; empty otherwise.
+    #: Why the command could not be sent; empty if it was.
     failure: str = ""
 
     @property
@@ -203,7 +205,8 @@ def stack_in(replies: Replies, record: Record) -> list[str]:
     """Returns the stack of the execution that holds a record; empty if it is unknown."""
     for lease in replies.leases:
         if lease["key"] == record.key and lease.get("token") == record.token:
-            # A worker of an earlier version sends none. The broker may have changed the text.
+            # A worker of an earlier version sends no stack. A client of the broker may have forged
+            # the text, so each line is made safe again.
             return [one_line(str(line)) for line in lease.get("stack", ())]
     return []
 
@@ -219,20 +222,21 @@ def ask(app: Celery, timeout: float, worker: str | None = None) -> Replies:
     """
 
     def run() -> Replies:
-        # First, since a broadcast would try to connect forever.
+        # The connection is checked first, because a broadcast would try to connect for ever.
         if error := connection_error(app, BROKER_TIMEOUT):
             return Replies({}, f"The broker {error}")
         try:
             with app.connection_for_write() as connection:
                 mailbox = app.control.mailbox(connection)
-                # The connections of the app's pool may be in use, or lost.
+                # Without the pool of the app's producers, whose connections may be in use or lost,
+                # the mailbox uses `connection`.
                 mailbox.producer_pool = None
                 call = mailbox.multi_call if worker is None else partial(mailbox.call, [worker])
                 replies = call(idempotency_state.__name__, timeout=timeout) or ()
         except Exception as lost:
             return Replies({}, f"The workers cannot be asked: {lost}")
         tasks = {task.name for task in app_tasks.tasks(app)}
-        # A worker counts all tasks of its app.
+        # Only workers of this app: a worker has counters for all tasks of its app.
         return Replies(
             {
                 name: Worker.of(reply, tasks)
@@ -262,8 +266,8 @@ def _leases(store: RecordStore, calls: list[_ActiveCall]) -> Iterator[dict[str, 
 def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     """Returns the fields of a lease; empty for a call without one.
 
-    Duplicates that wait or are refused have none. A call can lose its lease only to an execution
-    that begins at least one lease later.
+    The record may be that of another execution. Then this call has lost its lease if it has run for
+    at least one lease longer than the other; otherwise it is a duplicate that waits or is refused.
     """
     pid, task = call.request.worker_pid, call.request.task
     holds = record.state is State.STARTED and record.task_id == call.request.text_id
@@ -309,7 +313,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
 def _stack(pid: int, record: Record) -> list[str]:
     """Returns where a body is: now or, in a child process, at the last renewal; empty if unknown.
 
-    A child notes it a third of the lease after the begin for the first time.
+    A process of the pool first notes it at the first renewal, a third of the lease after the begin.
     """
     for lease in this_process.leases():
         if lease.token == record.token and str(lease.key) == record.key:

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 def add_to(app: Any) -> None:
     """Adds the bootsteps to the worker of `app`."""
-    # Before the pool forks, with what its processes use rarely.
+    # Imported before the pool forks, so that its processes share the memory of modules that they
+    # would otherwise import at first use.
     import celery_idempotent.core.key.difference
     import celery_idempotent.core.store.reference
     import celery_idempotent.core.task.publish.dedupe
@@ -99,7 +100,7 @@ def _file_of_counters(instance: Any) -> int:
 
 
 def _join_worker(file_name: str) -> None:
-    """Makes a spawned process, which inherits no memory, count and send events as a forked one."""
+    """Starts counters, events and metrics in a spawned process; a forked one inherits them."""
     from celery_idempotent.core.configuration import app_tasks
     from celery_idempotent.operations.worker import bootstep
 
