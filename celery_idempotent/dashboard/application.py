@@ -81,7 +81,8 @@ def asgi(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        # Before the first request; a mounted application gets no lifespan events.
+        # So that the first page has findings. A mounted application gets no lifespan events, and
+        # computes them at its first request.
         await run_in_threadpool(lambda: context.sampler.known_findings())
         yield
         context.close()

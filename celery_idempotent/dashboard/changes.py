@@ -29,11 +29,11 @@ MAX_SELECTED = 500
 _STATUSES = {changes.FORGOTTEN: 200, changes.ABSENT: 404, changes.CHANGED: 412}
 
 
-def version(of: RecordView | EndedCall | None) -> str:
+def version(shown: RecordView | EndedCall | None) -> str:
     """Returns the version of a record or a call: while it is the same, nothing has changed."""
-    if isinstance(of, EndedCall):
-        return of.version
-    return "" if of is None else "{}-{}".format(*of.version)
+    if isinstance(shown, EndedCall):
+        return shown.version
+    return "" if shown is None else "{}-{}".format(*shown.version)
 
 
 class Changes:

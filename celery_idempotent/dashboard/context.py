@@ -1,4 +1,4 @@
-"""Shared by all endpoints: the app's tasks, the sampler, signed tokens, and bounded queries."""
+"""What all endpoints share: the app's tasks, the sampler, signed tokens, and bounded queries."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class Context:
             self._sampler = None
 
     def sign(self, user: str, records: list[ShownRecord]) -> str:
-        """Returns a token for records that `user` has seen; changing one of them requires it.
+        """Returns a token for records that `user` has seen. To change one, the token must be sent.
 
-        Another site cannot read a token, so it cannot forge the user's request either.
+        Another site cannot read it, so it cannot make the user's browser send a valid request.
         """
         return self._serializer.dumps([user, records])
 
@@ -124,7 +124,8 @@ class Context:
 
         Args:
             whole: also read the part of a long record that a scan omits.
-            duplicate: the id of a duplicate, whose reference the view has if it leads there.
+            duplicate: the task id of a duplicate. If its reference leads to this record, the view
+                has the reference.
         """
         index = self.sampler.index
 

@@ -1,4 +1,4 @@
-"""SQLite databases that several threads share."""
+"""SQLite databases that several threads share, for the index and the history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
-class Database:
+class SqliteDatabase:
     """A SQLite database, used by one thread at a time.
 
     Args:

@@ -1,4 +1,4 @@
-"""The workers' counts over time, as recorded by this process or in its file."""
+"""The workers' counts over time, for the charts. The sampler adds to it, and the pages read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from celery_idempotent.dashboard.database import Database
+from celery_idempotent.dashboard.database import SqliteDatabase
 
 #: Seconds per step, the unit of storage.
 STEP = 30
@@ -32,9 +32,12 @@ class History:
     """
 
     def __init__(self, file: str = ":memory:") -> None:
-        self._database = Database(file, _SCHEMA)
+        self._database = SqliteDatabase(file, _SCHEMA)
+        #: The last counters of each worker and task.
         self._seen: dict[tuple[str, str], Mapping[str, int]] = {}
+        #: The current step, and its differences by task and name.
         self._current: tuple[int, Counter[tuple[str, str]]] = 0, Counter()
+        #: The last result of `range` by its name, with the step in which it was read.
         self._queried: dict[str, tuple[int, Range]] = {}
 
     def add(self, now: float, counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
@@ -50,7 +53,7 @@ class History:
         for worker, by_task in counts.items():
             is_new = not any(name == worker for name, _ in self._seen)
             for task, counter in by_task.items():
-                # Counts from before a worker was first seen belong to an unknown time.
+                # What a worker had counted before it was first seen belongs to no known step.
                 before = self._seen.get((worker, task), counter if is_new else {})
                 for name, number in counter.items():
                     # A smaller number means a restarted worker.
@@ -64,7 +67,7 @@ class History:
         self._database.write(
             "INSERT INTO counts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
             "SET number = max(number, excluded.number)",
-            [(step, *about, current[about]) for about in changed],
+            [(step, *column, current[column]) for column in changed],
         )
         if step % 120 == 0:
             oldest = step - RANGES["7d"][0] // STEP
@@ -76,7 +79,7 @@ class History:
         seconds, width = RANGES[name]
         last = int(now // STEP)
         version, known = self._queried.get(name, (0, None))
-        # A long range is reread once per step.
+        # A range whose bars are wider than a step is read from the database once per step.
         if known is not None and width > 1 and version == last:
             return known
         bars = seconds // STEP // width

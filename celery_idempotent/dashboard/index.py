@@ -1,8 +1,8 @@
-"""An index of all records, in the memory of this process: Redis has none.
+"""An index of all records, in the memory of this process, since Redis cannot sort and search them.
 
-A pass reads the heads of all records, a few at a time; when it ends, the next one begins. A page
-rereads the records that it shows, so they are current. A record created after the pass scanned its
-part of the keys is missing until the next pass.
+The sampler reads the heads of all records, a few at a time: that is a *pass*, and when it ends, the
+next one begins. A page rereads the records that it shows, so they are current. A record that is
+created after the pass has scanned its part of the names is missing until the next pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import State, layout
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.server_info import distinct, location
-from celery_idempotent.dashboard.database import Database
+from celery_idempotent.dashboard.database import SqliteDatabase
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls.formatting import parse_duration
 from celery_idempotent.operations.calls.statistics import MAX_NAMES, OTHER_NAMES
@@ -37,11 +37,12 @@ MAX_WORD = 500
 MAX_VALUES = 1_000
 #: Seconds that Redis may take to reply.
 READ_TIMEOUT = 2.0
-#: Longest pass, in seconds, that a request waits for.
+#: A pass that takes less, in seconds, is made anew for each request.
 QUICK = 0.2
-#: Fraction of all records below which a task's records are read by the index `by_task`.
+#: Fraction of all records below which a task's records are selected by the SQL index `by_task`.
 RARE = 0.02
-#: Maximum selections per page: one is repeated if its records differ from the index.
+#: Maximum selections per page. If a record has changed since it was indexed, the page is selected
+#: again, because the record may belong elsewhere.
 SELECTIONS = 4
 
 _KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
@@ -111,10 +112,10 @@ class Query(NamedTuple):
             values.append(self.task.casefold())
         elif self.task:
             tasks = [task for task in counts if self.task.casefold() in task.casefold()]
-            # SQLite does not know how rare a value is.
+            # SQLite has no statistics of values, so the choice of the index is made here.
             is_rare = sum(counts[task] for task in tasks) <= RARE * sum(counts.values())
             hint = "INDEXED BY by_task" if is_rare else hint
-            # A "+" keeps SQLite from using the index.
+            # For a frequent task, the "+" before the column keeps SQLite from using its index.
             places = ", ".join("?" * len(tasks))
             conditions.append(f"{'' if is_rare else '+'}task IN ({places})")
             values += tasks
@@ -131,7 +132,8 @@ class Query(NamedTuple):
             values.append((time.time() - age) * 1000)
         order = column + " DESC" * sort.startswith("-")
         if self.text and not self.sort:
-            # A digest or a task id may contain any short text.
+            # Records whose label or task contains the text come first: a short text is found by
+            # chance in digests and task ids.
             order = f"instr(label, ?) OR instr(lower(task), ?) DESC, {order}"
             values += [self.text.casefold()] * 2
         return f"records {hint} WHERE {' AND '.join(conditions)} ORDER BY {order}", values
@@ -202,20 +204,23 @@ class RecordIndex:
 
     def __init__(self, stores: Sequence[RecordStore]) -> None:
         self.stores = distinct(stores)
-        #: The index in `stores` of each store, which may be another one of the same records.
+        #: For each store, the position in `stores` of the one that has the same records.
         self._numbers: dict[RecordStore, int] = {}
         self._readers: dict[RecordStore, RecordReader] = {}
-        self._database = Database(":memory:", _SCHEMA)
+        self._database = SqliteDatabase(":memory:", _SCHEMA)
+        #: The rest of the current pass; None between two passes.
         self._pages: Iterator[tuple[RecordStore, list[RecordView]]] | None = None
-        #: Number of the pass, and of records that it has read.
+        #: Number of the current pass, and of the records that it has read.
         self._pass = self._seen = 0
+        #: Protects the pass.
         self._passing = threading.RLock()
-        #: When the pass began, and whether the last one was quick.
+        #: When the current pass began (seconds of `monotonic`), and whether the last one was quick.
         self._began_at, self._is_quick = 0.0, False
+        #: Until when the totals are cached (seconds of `monotonic`), and the totals.
         self._totals: tuple[float, dict[str, TaskTotals]] = -math.inf, {}
-        #: When the last pass ended; None before.
+        #: When the last pass ended; None before the end of the first.
         self.finished_at: datetime | None = None
-        #: Whether Redis has more than `MAX_RECORDS`.
+        #: Whether Redis has more records than `MAX_RECORDS`, so that some are missing here.
         self.full = False
 
     def read(
@@ -302,7 +307,7 @@ class RecordIndex:
         return self._totals[1]
 
     def advance(self, seconds: float) -> None:
-        """Reads records for about `seconds`.
+        """Goes on with the current pass for about `seconds`, or begins one.
 
         Raises:
             StoreUnavailableError: if Redis does not reply. A new pass begins with the next call.

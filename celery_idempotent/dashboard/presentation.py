@@ -23,9 +23,10 @@ from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.calls.statistics import OTHER_NAMES, double_executions
 from celery_idempotent.signals import SHADOW
 
-#: Has an entry for every finding.
+#: The page of the documentation with an entry for every finding.
 FINDINGS = "https://celery-idempotent.readthedocs.io/en/stable/reference/findings.html"
-#: Maximum levels of a value, parts in total, children of one part, and characters of a text.
+#: Limits of a result that is shown as a tree: levels, parts in total, children of one part, and
+#: characters of a text.
 MAX_DEPTH, MAX_PARTS, MAX_CHILDREN, MAX_TEXT = 8, 1000, 100, 2000
 #: Decisions counted in each chart and column, by title.
 DECISIONS = {

@@ -29,13 +29,14 @@ logger = logging.getLogger(__name__)
 
 #: Maximum bytes of a request body; a selection of records is the largest.
 MAX_BODY = 256 * 1024
-#: Seconds that the refusal of a wrong password takes, and how many there are at once: of one
-#: client, and of all.
+#: Seconds that the refusal of a wrong password takes; maximum refusals at once of one client, and
+#: of all clients.
 WRONG_PASSWORD_SECONDS, MAX_REFUSALS, MAX_ALL_REFUSALS = 1.0, 4, 20
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Pages that other sites may link to: read-only and cheap. A key may follow "records".
 LINKED_PAGES = frozenset({"", "records", "explain", "workers", "doctor"})
-#: Names of this machine. Another site can point its own name at 127.0.0.1 (DNS rebinding).
+#: The names of this machine. Others are refused without a password: another site can point its own
+#: name at 127.0.0.1 (DNS rebinding), and its pages could then read the dashboard.
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 HEADERS = {
@@ -47,7 +48,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # Not no-referrer, which makes browsers send "Origin: null" with forms.
+    # With no-referrer, browsers would send "Origin: null" with forms, which `is_same_origin`
+    # refuses.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -59,10 +61,10 @@ HEADERS = {
 _refusals = Repeats()
 
 
-def _warn(reason: str, about: str) -> None:
-    """Logs the refusal of a request, and what it is about: once a minute for each reason."""
+def _warn(reason: str, subject: str) -> None:
+    """Logs the refusal of a request of `subject`, once a minute for each reason."""
     if (others := _refusals.left_out(reason)) is not None:
-        logger.warning("Refused %s %s%s", reason, printable(about), like_it(others))
+        logger.warning("Refused %s %s%s", reason, printable(subject), like_it(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,8 @@ Authorize = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None
 class BasicAuth:
     """HTTP basic authentication of one user.
 
-    The refusal of a wrong password takes a second. Until then, even if its client disconnects,
-    only a few others are checked, so a guesser learns nothing from a fast response.
+    The refusal of a wrong password takes a second. Meanwhile, even if the client disconnects, only
+    a few other passwords are checked, so guessing in parallel or disconnecting early gains nothing.
 
     Args:
         credentials: ``USER:PASSWORD``.
@@ -170,7 +172,8 @@ class Protection:
         scope.setdefault("state", {})["root"] = root
         refusal = await self._refusal(scope)
         if refusal is None and scope["path"] == root:
-            # By its path: a redirect of Starlette names the Host header of the request.
+            # To a path. The redirect of Starlette would have the Host header of the request, which
+            # the sender chooses.
             refusal = RedirectResponse(f"{root}/")
         await (refusal or self.app)(scope, receive, send_with_headers)
 

@@ -1,7 +1,7 @@
-"""Updates the index of records, polls the workers, and keeps the overview's data.
+"""The thread that updates the index of records, polls the workers, and keeps the overview's data.
 
-While the dashboard is open, a thread reads records every second and asks the workers every two.
-Otherwise it asks the workers every ten seconds, to leave no gap in the charts, and reads nothing.
+While the dashboard is open in a browser, it reads records every second and polls the workers every
+two. Otherwise it only polls the workers, every ten seconds, to leave no gap in the charts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two rounds: while pages are open, and otherwise.
 INTERVAL, IDLE_INTERVAL = 1.0, 10.0
-#: The same, until all records have been read once.
+#: Seconds between two rounds until all records have been read once.
 FIRST_INTERVAL = 0.25
 #: Seconds between two requests to the workers, and for replies.
 WORKER_INTERVAL, WORKER_TIMEOUT = 2.0, 0.5
@@ -77,27 +77,30 @@ class Sampler(threading.Thread):
         self.index = RecordIndex(app_tasks.stores(app_tasks.load(app)))
         #: The workers' last replies, in the order of their names.
         self.replies = Replies({})
-        #: Whether the workers were asked; records are read first.
+        #: Whether the workers were polled; the first page shows records before that.
         self.asked = False
         #: STARTED records: those with an expired lease first, then oldest first.
         self.running: list[RecordView] = []
-        #: By name, for a bounded number of names.
+        #: The totals by name of the task, for a bounded number of names (`bounded`).
         self.records: dict[str, TaskTotals] = {}
+        #: The totals of the index from which `records` was made.
         self._totals: dict[str, TaskTotals] | None = None
-        #: When records were read.
+        #: When records were last read; None before the first time.
         self.read_at: datetime | None = None
         #: Why the last read failed (the earlier records stay); empty if it succeeded.
         self.error = ""
+        #: When a page was last requested, and when the workers were last polled.
         self._requested_at, self._asked_at = time.monotonic(), -math.inf
         #: When each worker last replied.
         self._replied_at: dict[str, float] = {}
         self._closed = False
-        #: Ends a pause.
+        #: Ends the pause between two rounds.
         self._wake = threading.Event()
-        #: Set once the first round has read the records, and once it has asked the workers.
+        #: Set once the first round has read the records, and once it has polled the workers.
         self._read, self._asked = threading.Event(), threading.Event()
-        #: Counted with the findings.
+        #: The outcomes in the databases of transactions; counted together with the findings.
         self.sql_outcomes: list[SqlCount] = []
+        #: The last findings, and when they were computed; None before the first time.
         self._findings: list[Finding] | None = None
         self._found_at = -math.inf
         self._findings_lock = threading.Lock()
@@ -155,7 +158,7 @@ class Sampler(threading.Thread):
             try:
                 if not idle:
                     self._read_records()
-                # Pages need not wait for the workers, which take much longer.
+                # Most pages wait only for the records: the replies of workers take much longer.
                 self._read.set()
                 if time.monotonic() - self._asked_at >= WORKER_INTERVAL:
                     self._ask_workers()
@@ -195,7 +198,7 @@ class Sampler(threading.Thread):
         index = self.index
         keys = index.started(MAX_STARTED)
         for store in index.stores:
-            # A worker replies with task and digest; prefixes may differ.
+            # The key in a worker's reply has no prefix, so it may belong to any store.
             named = (key_of(lease["key"], store.config.prefix) for lease in self.replies.leases)
             keys[store] += [key for key in named if key is not None and key not in keys[store]]
         views = [view for store in keys for view in index.read(store, keys[store]).values()]

@@ -1,4 +1,4 @@
-"""Serves the dashboard by uvicorn, which limits neither connections nor the time of a request."""
+"""Serves the dashboard by uvicorn, adding limits of connections and of the time of a request."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ _closed = Repeats()
 
 
 class LimitedProtocol(H11Protocol):
-    """Closes connections whose request does not arrive.
+    """uvicorn's protocol of one connection, which closes it if the request does not arrive.
 
-    If there are too many, it closes the oldest of these, and of those that do not read a response.
+    If there are too many connections, it closes the one that has waited longest for a request, or
+    for its client to read a response.
     """
 
+    #: Closes the connection unless a whole request has arrived.
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -87,9 +89,10 @@ def config(application: ASGIApp) -> uvicorn.Config:
         application,
         http=LimitedProtocol,
         ws="none",
-        # Not a warning for each request that is malformed.
+        # At a lower level, each malformed request would be a warning.
         log_level="error",
-        # If there are no more files, asyncio logs an error for each of these connections.
+        # If the process has no more file descriptors, asyncio logs an error for each connection in
+        # the backlog.
         backlog=MAX_CONNECTIONS,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
