@@ -48,8 +48,8 @@ class IdempotencyMiddleware(BaseMiddleware):
                 await _send(send, answered.response)
                 return
             settle = partial(self._settle, exchange, scope)
-            held = _HeldResponse(send, settle, self._max_response_bytes)
-            await self._app(_without_sending(scope), _body_first(body, receive), held.send)
+            buffered = _BufferedResponse(send, settle, self._max_response_bytes)
+            await self._app(_without_sending(scope), _body_first(body, receive), buffered.send)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Returns the body, or None if the client disconnects before its end."""
@@ -66,8 +66,8 @@ class IdempotencyMiddleware(BaseMiddleware):
         return bytes(body)
 
 
-class _HeldResponse:
-    """Holds back the app's response until it is settled.
+class _BufferedResponse:
+    """Buffers the app's response until it is settled: stored, or the key is released.
 
     Args:
         send: sends to the client.
@@ -81,7 +81,8 @@ class _HeldResponse:
         self._max_bytes = max_bytes
         self._start: Message = {}
         self._body = bytearray()
-        #: Set once the response is settled: False if another response replaces it.
+        #: None until the response is settled; then whether it is sent, and not another in its
+        #: place.
         self._released: bool | None = None
 
     async def send(self, message: Message) -> None:
@@ -137,8 +138,8 @@ def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 def _without_sending(scope: Scope) -> Scope:
     """Returns the scope without extensions that send a response past the middleware."""
     extensions = scope.get("extensions") or {}
-    kept = {name: x for name, x in extensions.items() if not name.startswith("http.response.")}
-    return scope if len(kept) == len(extensions) else {**scope, "extensions": kept}
+    others = {name: x for name, x in extensions.items() if not name.startswith("http.response.")}
+    return scope if len(others) == len(extensions) else {**scope, "extensions": others}
 
 
 def _body_first(body: bytes, receive: Receive) -> Receive:

@@ -24,7 +24,7 @@ from celery_idempotent.contrib.asgi import decoded, encoded
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
-from celery_idempotent.contrib.http.route import BaseRoute, Call
+from celery_idempotent.contrib.http.route import BaseRoute, EndpointCall
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.functions.engine import Idempotency
 
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 #: The parameter added to an endpoint.
 _PARAMETER = "idempotency_exchange"
-#: A route's options about its responses.
-_OF_RESPONSES = (
+#: The options of a FastAPI route that concern its responses.
+_RESPONSE_OPTIONS = (
     *("response_model", "response_class", "status_code"),
     *(f"response_model_{name}" for name in ("include", "exclude", "by_alias")),
     *(f"response_model_exclude_{name}" for name in ("unset", "defaults", "none")),
@@ -55,20 +55,21 @@ def _inject(request: Request, response: Response) -> _Injected:
 
 
 @dataclass(frozen=True)
-class _Call(Call):
+class _FastApiCall(EndpointCall):
     collected: Response
 
 
 class _Route(BaseRoute):
-    _holders = (Route,)
+    _route_classes = (Route,)
 
     def __init__(self, endpoint: Callable[..., Any], idem: Idempotency, **options: Any) -> None:
         super().__init__(endpoint, idem, **options)
-        # Like FastAPI, which also unwraps the decorated endpoint.
+        # Unwrapped as FastAPI does with the decorated endpoint, to decide whether to use a thread.
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(endpoint))
-        #: Whether it was called without a request.
+        #: Whether the endpoint was called without a request, which is logged once.
         self._was_direct = False
-        #: By the id of a route, which is kept so that no other route gets its id.
+        #: By the id of a route: the route, so that no other object gets its id, and the function
+        #: that makes its responses.
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
 
     @classmethod
@@ -76,7 +77,7 @@ class _Route(BaseRoute):
         return (holder.endpoint,)
 
     def decorated(self) -> Any:
-        # FastAPI calls it in the event loop, or in a thread.
+        # FastAPI calls a coroutine function in the event loop, and any other function in a thread.
 
         @wraps(self._app)
         async def run(*args: Any, **kwargs: Any) -> Any:
@@ -118,7 +119,7 @@ class _Route(BaseRoute):
             return await self._finished(endpoint())
         request, collected = injected
         arguments = self._arguments(args, kwargs)
-        call = _Call(request, arguments, request.scope, endpoint, collected)
+        call = _FastApiCall(request, arguments, request.scope, endpoint, collected)
         return await self._respond(call, request.method)
 
     async def _await(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -126,14 +127,15 @@ class _Route(BaseRoute):
             return await function(*args)
         return anyio.from_thread.run(function, *args)
 
-    def _methods_of(self, call: Call) -> Collection[str] | None:
+    def _methods_of(self, call: EndpointCall) -> Collection[str] | None:
         return getattr(call.request.scope.get("route"), "methods", None)
 
-    def _route_of(self, call: Call) -> tuple[str, ...]:
+    def _route_of(self, call: EndpointCall) -> tuple[str, ...]:
         scope = call.request.scope
         path, route = scope["path"], scope.get("route")
         if isinstance(route, Route):
-            # The route of an included router does not have its prefix.
+            # The template of an included router's route lacks the router's prefix, so it matches
+            # only the end of the path. The prefix is taken from the request.
             starts = [index for index, character in enumerate(path) if character == "/"]
             for start in reversed(starts):
                 if route.path_regex.match(path[start:]):
@@ -143,7 +145,7 @@ class _Route(BaseRoute):
         endpoint = getattr(scope.get("endpoint"), "__qualname__", "")
         return call.request.method.upper(), scope.get("root_path", ""), path, endpoint
 
-    async def _body(self, call: Call) -> Any:
+    async def _body(self, call: EndpointCall) -> Any:
         try:
             return await self._await(call.request.body)
         except RuntimeError:  # Starlette reads a form without keeping its bytes
@@ -157,19 +159,19 @@ class _Route(BaseRoute):
         headers = decoded(response.raw_headers)
         return Captured(response.status_code, headers, None if body is None else bytes(body))
 
-    async def _rendered(self, call: _Call, value: Any) -> Any:
+    async def _rendered(self, call: _FastApiCall, value: Any) -> Any:
         if isinstance(value, Response):
             return value
         route: APIRoute = call.request.scope["route"]
         if id(route) not in self._renderers:
-            options = {name: getattr(route, name) for name in _OF_RESPONSES}
+            options = {name: getattr(route, name) for name in _RESPONSE_OPTIONS}
             handler = APIRoute("/", _returned, **options).get_route_handler()
             self._renderers[id(route)] = route, handler
         _, handler = self._renderers[id(route)]
         scope = {**call.request.scope, _RETURNED: (value, call.collected)}
         return await self._await(handler, Request(scope))
 
-    async def _error_response(self, call: Call, error: Exception) -> Any:
+    async def _error_response(self, call: EndpointCall, error: Exception) -> Any:
         default = ExceptionMiddleware(self._app).http_exception
         handlers = {HTTPException: default, **call.request.app.exception_handlers}
         kinds: list[Any] = [error.status_code] if isinstance(error, HTTPException) else []

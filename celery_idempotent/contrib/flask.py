@@ -12,7 +12,7 @@ import flask
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
-from celery_idempotent.contrib.http.route import BaseRoute, Call
+from celery_idempotent.contrib.http.route import BaseRoute, EndpointCall
 from celery_idempotent.contrib.wsgi import WsgiReader
 from celery_idempotent.core.store import run_sync
 
@@ -20,13 +20,13 @@ __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by
 
 
 class _Route(BaseRoute, WsgiReader):
-    _holders = (flask.Flask, flask.Blueprint)
+    _route_classes = (flask.Flask, flask.Blueprint)
 
     @classmethod
     def _endpoints_in(cls, holder: Any) -> Iterable[Any]:
         if isinstance(holder, flask.Flask):
             return holder.view_functions.values()
-        # A blueprint adds its routes to an app later.
+        # A blueprint has functions that add its routes to an app later; each closes over its view.
         added = [getclosurevars(add).nonlocals for add in holder.deferred_functions]
         return [variables.get("view_func") for variables in added]
 
@@ -37,16 +37,16 @@ class _Route(BaseRoute, WsgiReader):
                 return self._app(*args, **kwargs)
             request = flask.request
             view = partial(flask.current_app.ensure_sync(self._app), *args, **kwargs)
-            call = Call(request, self._arguments(args, kwargs), request.environ, view)
+            call = EndpointCall(request, self._arguments(args, kwargs), request.environ, view)
             return run_sync(self._respond(call, request.method))
 
         return run
 
-    def _methods_of(self, call: Call) -> Collection[str] | None:
+    def _methods_of(self, call: EndpointCall) -> Collection[str] | None:
         rule = call.request.url_rule
         return None if rule is None else rule.methods
 
-    def _route_of(self, call: Call) -> tuple[str, ...]:
+    def _route_of(self, call: EndpointCall) -> tuple[str, ...]:
         request: flask.Request = call.request
         # Rules of two subdomains may be equal, but not the names of their endpoints.
         return (
@@ -56,7 +56,7 @@ class _Route(BaseRoute, WsgiReader):
             f"{request.endpoint}",
         )
 
-    async def _body(self, call: Call) -> bytes:
+    async def _body(self, call: EndpointCall) -> bytes:
         request: flask.Request = call.request
         if "stream" not in vars(request):
             return self._read_body(request.environ)
@@ -67,10 +67,10 @@ class _Route(BaseRoute, WsgiReader):
             )
         return request.get_data()  # a hook has read the body
 
-    async def _rendered(self, call: Call, value: Any) -> flask.Response:
+    async def _rendered(self, call: EndpointCall, value: Any) -> flask.Response:
         return flask.make_response(value)
 
-    async def _error_response(self, call: Call, error: Exception) -> flask.Response:
+    async def _error_response(self, call: EndpointCall, error: Exception) -> flask.Response:
         response = flask.make_response(flask.current_app.handle_user_exception(error))
         response.make_sequence()  # an abort() response is a WSGI app, which would be streamed
         return response

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY_HEADER = "idempotency-key"
-#: The reason a message was dead-lettered.
+#: The header of a dead-lettered message that has the reason.
 REASON_HEADER = "idempotency-reason"
 
 _POLICIES = {
@@ -123,7 +123,8 @@ class IdempotentConsumer(ConsumerMixin):
             store_result=False,
             wait_timeout=0.0,
         )
-        #: Handles the messages that this consumer holds, each when it is due.
+        #: Has the messages that this consumer has not acknowledged, and handles each when it is
+        #: due.
         self._timer = Timer()
 
     def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
@@ -149,8 +150,9 @@ class IdempotentConsumer(ConsumerMixin):
         self._dead_letter(message, f"its body cannot be decoded: {type(exc).__name__}")
 
     def _receive(self, body: Any, message: Message) -> None:
-        # Left to on_iteration: a handler that waits for the broker, such as for a confirmed
-        # publish, receives further messages meanwhile, and nested handlers would fill the stack.
+        # `on_iteration` handles it, not this callback: while a handler waits for the broker, such
+        # as for a confirmed publish, this is called for further messages, and nested handlers would
+        # overflow the stack.
         self._timer.call_after(0, self._handle, [_Delivery(body, message)])
 
     def _handle(self, delivery: _Delivery) -> None:
@@ -192,7 +194,7 @@ class IdempotentConsumer(ConsumerMixin):
         except errors.KeyRuleError:
             raise
         except Exception as error:
-            # The error's own text may quote the body.
+            # Only its type is shown, since its text may quote the body.
             raise errors.KeyRuleError(
                 f"IdempotentConsumer: key raised {type(error).__name__} for a message; it must "
                 "return a key for every message"
@@ -252,8 +254,9 @@ class _Delivery:
 
     body: Any
     message: Message
-    #: A `CallData`, made when it is first handled; changed for each retry.
+    #: Its `CallData`, made when it is first handled, and changed for each retry; None before.
     data: Any = None
+    #: How often its handler has failed.
     failures: int = 0
 
 

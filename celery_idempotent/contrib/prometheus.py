@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
-#: Seconds, from a local server to an overloaded one.
+#: Buckets of the duration of a begin in seconds, from a local server to an overloaded one.
 BEGIN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-#: Seconds, from a killed pool process, whose lease ends at once, to a lost host.
+#: Buckets of the time until a takeover in seconds, from a killed pool process, whose lease is ended
+#: at once, to a lost host.
 TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 
 #: Counters with a label beside ``task``: name, help text, label and its values.
@@ -95,7 +96,8 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        # In a worker, nothing serves the registry: the values are served from the files.
+        # In a worker, this registry is not served: `_PoolCollector` reads the files of all
+        # processes.
         registry = registry or CollectorRegistry()
         common: Any = {"namespace": "celery_idempotent", "registry": registry}
         counter: Any = partial(prometheus_client.Counter, **common)
@@ -149,7 +151,7 @@ class Metrics:
         signals.taken_over.connect(self._on_taken_over, weak=False)
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
         counters.append(self._count)
-        task_postrun.connect(self._set_leases_held, weak=False)  # a task ends after its lease
+        task_postrun.connect(self._set_leases_held, weak=False)  # by then, the lease has ended
         heartbeat.on_replaced = self._heartbeats_replaced.inc
         renewal.on_renewed.append(self._on_renewed)
 
@@ -273,7 +275,7 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
     if directory is None:
         directory = os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="idempotency-metrics-")
         worker_shutdown.connect(partial(_remove, directory, os.getpid()), weak=False)
-    values.ValueClass = values.get_value_class()  # in files from now on
+    values.ValueClass = values.get_value_class()  # from now on, values are written to files
     metrics = Metrics()
     metrics.connect()
 
@@ -285,7 +287,8 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
         except OSError as error:
             logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
             return
-        # Pool processes that start later inherit the socket and must not keep the port in use.
+        # A pool process that starts later inherits the socket. Unless it closes it, the port stays
+        # in use after the main process has ended.
         worker_process_init.connect(lambda **_: server.socket.close(), weak=False)
         logger.info("Serving idempotency metrics at http://%s:%d/metrics", host, port)
 
@@ -294,6 +297,7 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
 
 def _remove(directory: str, main_pid: int, **_: Any) -> None:
     if os.getpid() == main_pid:
-        # After SIGHUP, Celery restarts the worker with this environment.
+        # After SIGHUP, Celery replaces the process by a new worker with this environment, which
+        # must not name a deleted directory.
         os.environ.pop(DIRECTORY_VARIABLE, None)
         shutil.rmtree(directory, ignore_errors=True)

@@ -63,10 +63,10 @@ class IdempotencyMiddleware(WsgiReader):
                     return self._app(environ, start_response)  # type: ignore[no-any-return]
                 body = self._read_body(environ)
                 await self._begin(exchange, environ, admitted, fingerprint(environ, body))
-                with _HeldResponse(start_response) as held:
-                    chunks = self._app(environ, held.start_response)
-                    response = held.collect(chunks, self._max_response_bytes)
-                    return held.release(await self._settle(exchange, environ, response))
+                with _BufferedResponse(start_response) as buffered:
+                    chunks = self._app(environ, buffered.start_response)
+                    response = buffered.collect(chunks, self._max_response_bytes)
+                    return buffered.release(await self._settle(exchange, environ, response))
             except Answered as answered:
                 response = answered.response
                 reason = response.reason or phrases.get(response.status, "Unknown")
@@ -74,15 +74,17 @@ class IdempotencyMiddleware(WsgiReader):
                 return [response.body or b""]
 
 
-class _HeldResponse:
-    """Holds back the app's response until it is settled, then serves as its body."""
+class _BufferedResponse:
+    """Buffers the app's response until it is settled; afterwards it is the iterable of its body."""
 
     def __init__(self, start_response: StartResponse) -> None:
         self._start_response = start_response
         self._status = ""
         self._headers: Headers = []
         self._body = bytearray()
+        #: The chunks of the body that are still to be sent.
         self._rest: Iterator[bytes] = iter(())
+        #: Whether the response was settled, and is sent.
         self._released = False
         #: Closes the app's response; the server calls it after sending a released response.
         self.close: Callable[[], object] = lambda: None
@@ -123,7 +125,7 @@ class _HeldResponse:
     def __iter__(self) -> Iterator[bytes]:
         return self._rest
 
-    def __enter__(self) -> _HeldResponse:
+    def __enter__(self) -> _BufferedResponse:
         return self
 
     def __exit__(self, *error: object) -> None:

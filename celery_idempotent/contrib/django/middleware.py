@@ -54,13 +54,14 @@ OPTIONS = {
 #: Options that may be dotted paths of objects.
 _PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")
 
-#: Middleware that checks a request after all middleware above it, as ours begins it.
+#: Middleware that checks a request in ``process_view``, as this one begins it there: in the order
+#: of MIDDLEWARE, so these must be above.
 _CHECKS = (
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
 )
 
-#: The request attribute that holds its exchange.
+#: The attribute of a request that has its `Exchange`.
 ATTRIBUTE = "_idempotency"
 
 
@@ -169,9 +170,9 @@ class IdempotencyMiddleware(BaseMiddleware):
         async with Exchange() as exchange:
             setattr(request, ATTRIBUTE, exchange)
             try:
-                # Before the view, which may parse a form and consume the body.
+                # The body is read here, because the view may consume it by parsing a form.
                 self._check_body(request)
-                # Calls process_view, which begins the execution.
+                # Django calls `process_view` before the view, and that begins the execution.
                 response = await self._finished(get_response(request))
                 if exchange.execution is not None:
                     await self._settle_view(exchange, request, response)

@@ -10,7 +10,7 @@ from celery_idempotent.sql.outcomes import TABLE
 class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
 
-    #: A digest of prefix and key.
+    #: A digest of prefix and key: `sql.outcomes.row_id`. See `sql.outcomes.Claim` for the others.
     id = models.CharField(primary_key=True, max_length=32)
     #: A digest of a key that may run again.
     turn = models.CharField(max_length=32, null=True, unique=True)

@@ -56,9 +56,9 @@ class IdempotencyMixin(View):
     #: Options of this view, with the names of the setting.
     idempotency_options: ClassVar[Mapping[str, Any]] = {}
 
-    #: Set by `as_view`.
+    #: The `_Protection` of the view; `as_view` sets it.
     _idempotency: Any = None
-    #: Whether `initial` was called.
+    #: Whether `initial` was called, and with it the lookup of the key.
     _is_reached = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -111,7 +111,9 @@ class IdempotencyMixin(View):
                             f"{type(self).__qualname__}: initial() must call super().initial(), "
                             "which looks up the key"
                         )
-                except Answered as answered:  # commits the writes of the checks
+                except Answered as answered:
+                    # Returned, not raised: what authentication and throttles have written must be
+                    # committed.
                     return django_response(answered.response)
             if isinstance(response, HttpResponse) and hasattr(response, "render"):
                 response = response.render()
@@ -135,7 +137,7 @@ class IdempotencyMixin(View):
 class _Protection(IdempotencyMiddleware):
     """The middleware of one view."""
 
-    #: The databases with a transaction for each request.
+    #: The databases in which each request has a transaction (ATOMIC_REQUESTS); `as_view` sets it.
     atomic: frozenset[str] | set[str] = frozenset()
 
     def __init__(self, view: type[IdempotencyMixin]) -> None:

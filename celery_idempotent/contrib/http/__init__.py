@@ -1,1 +1,4 @@
-"""The common part of the ASGI, WSGI and Django middleware: everything but their I/O."""
+"""The common part of the middleware and of the decorators of single endpoints: all but their I/O.
+
+The modules beside this package add that of their interface or framework.
+"""

@@ -39,12 +39,13 @@ MAX_ERROR_BYTES = 64 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
 
-#: Their responses describe the current resource or connection.
+#: Methods that cannot have a key, because their responses describe the current resource or
+#: connection.
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 
 class Answered(Exception):
-    """The client gets this response instead of the app's."""
+    """Ends the handling of a request: the client gets this response instead of the app's."""
 
     def __init__(self, response: Response) -> None:
         self.response = response
@@ -53,7 +54,7 @@ class Answered(Exception):
 class Exchange(AsyncExitStack):
     """The context of one request that may have a key; closing it releases an uncompleted key."""
 
-    #: None unless the app is to run, or has run, under the key.
+    #: The execution under which the app is to run, or has run; else None. `_begin` sets it.
     execution: Any = None
 
 
@@ -143,7 +144,7 @@ class BaseMiddleware:
         self._required = required
         self._store_response = store_response
         self._authorize_replay = authorize_replay
-        # The middleware itself decides which outcomes are stored.
+        # An exception of the app releases the key: only a response can be stored.
         options = {"wait_timeout": wait_timeout, "replay_errors": ()}
         self._settings = idem.settings_for(options, self._title)
         self._retry_after = retry_after

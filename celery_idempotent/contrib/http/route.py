@@ -1,4 +1,4 @@
-"""Decorators of one endpoint, which get the framework's request and the endpoint's arguments.
+"""The base of `idempotent_route`, the decorators of single endpoints in FastAPI and Flask.
 
 A subclass adapts a framework: it reads the body of a request, and turns an endpoint's return value
 into a response. Its coroutines do not suspend if the endpoint blocks.
@@ -22,7 +22,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.direct_call import current_execution
 from celery_idempotent.functions.engine import Idempotency
 
-#: All methods that may have an effect, since the decorator has already selected the endpoint.
+#: By default all methods that may have an effect, since the decorator selects a single endpoint.
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -34,7 +34,10 @@ def _references_to(function: Callable[..., Any]) -> int:
 
 @_references_to
 def _NEW_FUNCTION() -> None:  # noqa: N802
-    """The references to a function that only its decorator has."""
+    """Replaced by a number: how many references exist to a function that is just being decorated.
+
+    If there are more, a route or another decorator may refer to it.
+    """
 
 
 def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
@@ -44,8 +47,8 @@ def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A request that has reached its endpoint."""
+class EndpointCall:
+    """A request that has reached its endpoint, for the functions of `BaseMiddleware`."""
 
     #: The framework's request.
     request: Any
@@ -61,8 +64,8 @@ class BaseRoute(BaseMiddleware):
     """Runs an endpoint once for a key, as :class:`BaseMiddleware` runs an app."""
 
     _title = "idempotent_route"
-    #: The framework's classes whose instances refer to endpoints.
-    _holders: ClassVar[tuple[type, ...]]
+    #: The framework's classes whose instances refer to endpoints, such as its routes.
+    _route_classes: ClassVar[tuple[type, ...]]
 
     @classmethod
     def decorator(
@@ -112,10 +115,10 @@ class BaseRoute(BaseMiddleware):
         functions = [endpoint]
         while (wrapped := getattr(functions[-1], "__wrapped__", None)) is not None:
             functions.append(wrapped)
-        # No framework has a list of all apps, but instances refer to their class. Not a list of
-        # all objects, which would hold those that other threads are creating.
-        for each in gc.get_referrers(*_with_subclasses(cls._holders)):
-            if not issubclass(type(each), cls._holders):
+        # No framework has a list of all its routes, but each object refers to its class. A list of
+        # all objects (``gc.get_objects``) would also have those that other threads are creating.
+        for each in gc.get_referrers(*_with_subclasses(cls._route_classes)):
+            if not issubclass(type(each), cls._route_classes):
                 continue
             for routed in cls._endpoints_in(each):
                 if any(routed is function for function in functions):
@@ -126,7 +129,7 @@ class BaseRoute(BaseMiddleware):
 
     @classmethod
     def _endpoints_in(cls, holder: Any) -> Iterable[Any]:
-        """Returns the endpoints of an instance of `_holders`."""
+        """Returns the endpoints that an instance of `_route_classes` refers to."""
         raise NotImplementedError
 
     def __init__(
@@ -162,7 +165,7 @@ class BaseRoute(BaseMiddleware):
         )
         self._name = f"{endpoint.__module__}.{endpoint.__qualname__}"
 
-    def _of_call(self, option: str, function: Callable[..., Any]) -> Callable[[Call], Any]:
+    def _of_call(self, option: str, function: Callable[..., Any]) -> Callable[[EndpointCall], Any]:
         """Returns a function of a call, which passes `function` the arguments it wants."""
         self._check(callable(function), option, "a function of the request", function)
         known = self._signature.parameters
@@ -175,7 +178,7 @@ class BaseRoute(BaseMiddleware):
                 )
         names = [parameter.name for parameter in wanted if parameter.name in known]
 
-        def of_call(call: Call) -> Any:
+        def of_call(call: EndpointCall) -> Any:
             return function(
                 call.request, **{n: call.arguments[n] for n in names if n in call.arguments}
             )
@@ -186,7 +189,7 @@ class BaseRoute(BaseMiddleware):
         """Returns the function that takes the endpoint's place."""
         raise NotImplementedError
 
-    async def _respond(self, call: Call, method: str) -> Any:
+    async def _respond(self, call: EndpointCall, method: str) -> Any:
         """Returns the endpoint's response, or a stored one."""
         if not self._settings.enabled:
             return await self._finished(call.run())
@@ -216,14 +219,15 @@ class BaseRoute(BaseMiddleware):
             self._add(response, added)
             return response
 
-    def _admit(self, request: Call) -> tuple[str, ...] | None:
+    def _admit(self, request: EndpointCall) -> tuple[str, ...] | None:
         admitted = super()._admit(request)
-        # Clients choose header keys, but key functions of two endpoints may return the same number.
+        # A client chooses the key of a header for one operation. Key functions of two endpoints may
+        # return the same number, so their keys also have the endpoint.
         if admitted is None or self._key is None:
             return admitted
         return *admitted, self._name, *self._route_of(request)
 
-    def _key_fields(self, request: Call) -> list[str]:
+    def _key_fields(self, request: EndpointCall) -> list[str]:
         if self._key is None:
             return super()._key_fields(request)
         key = self._key(request)
@@ -236,7 +240,7 @@ class BaseRoute(BaseMiddleware):
         outer = current_execution.get()
         return outer is not None and outer.key == str(self._idem.key_of(admitted))
 
-    async def _fingerprint_of(self, call: Call) -> Any:
+    async def _fingerprint_of(self, call: EndpointCall) -> Any:
         declared = self._declared_length(call)
         if self._fingerprint is not None:
             return [*target_of(call), self._fingerprint(call)]
@@ -254,20 +258,21 @@ class BaseRoute(BaseMiddleware):
         raise NotImplementedError
 
     def _route_of(self, call: Any) -> tuple[str, ...]:
-        """Returns the method and the template of the path, which one function's routes differ in.
+        """Returns what distinguishes the routes of endpoints with the same name.
 
-        A factory or a base class makes endpoints with one name.
+        A factory or a base class makes such endpoints. It is the method, the template of the path,
+        and so on.
         """
         raise NotImplementedError
 
-    async def _body(self, call: Call) -> Any:
+    async def _body(self, call: EndpointCall) -> Any:
         raise NotImplementedError
 
     async def _rendered(self, call: Any, value: Any) -> Any:
         """Returns the framework's response for the endpoint's return value."""
         raise NotImplementedError
 
-    async def _error_response(self, call: Call, error: Exception) -> Any:
+    async def _error_response(self, call: EndpointCall, error: Exception) -> Any:
         """Returns the framework's response to an error of the endpoint, or raises the error."""
         raise NotImplementedError
 
