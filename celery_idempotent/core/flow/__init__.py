@@ -1,5 +1,5 @@
 """The flow of a call: begin, then run, replay or refuse, then settle.
 
-:func:`.flow.execute` is the flow, written once as a coroutine. A driver runs it in a thread
-(:mod:`.thread`) or on an event loop (:mod:`.aio`).
+:func:`.flow.execute` is the flow, written once as a coroutine. A runtime runs it in a thread
+(:mod:`.thread`) or on an event loop (`functions.aio`).
 """

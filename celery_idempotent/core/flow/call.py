@@ -63,29 +63,32 @@ class Call:
         self.sender = data.sender
         self.settings = data.settings
         self.task_id = data.task_id
-        #: As in `data`, until :meth:`accept_other_arguments` changes them.
+        #: Those of `data`, until :meth:`accept_other_arguments` or an extension changes them.
         self.key, self.tail = data.key, data.tail
-        #: The decision about this delivery; set when it is reported.
+        #: The decision about this delivery; `report` sets it. Empty before.
         self.decision = ""
+        #: Redis gives each begin with this id the same grant.
         self.execution_id = os.urandom(layout.ID_BYTES)
-        #: Which execution the begin takes the key from, one of `commands.REPLACES…`; 0 for none.
+        #: From which execution the begin takes the key: 0 for none, or one of `commands.REPLACES…`.
+        #: The extensions `replace` and `newest` set it.
         self.replaces = 0
-        #: A begin was sent, and its reply is not processed yet.
+        #: Whether a begin was sent whose reply is not processed yet: it may have been granted.
         self._unanswered = False
-        #: None until the call may run.
+        #: The right to run the body; None until the call has it.
         self.grant: Grant | None = None
-        #: The token of the last grant whose lease had expired when its reply came.
+        #: The token of the last grant whose lease had expired when its reply came; 0 if none had.
         self.expired_token = 0
-        #: The flow has reached the body, which the caller runs: see `flow.execute_to_body`.
+        #: Whether the flow has reached the body, and is to go on when the caller has run it: see
+        #: `flow.execute_to_body`.
         self.at_body = False
-        #: The token of the execution whose continuation this delivery sends; 0 if it sends none:
-        #: see :mod:`celery_idempotent.core.task.message.continuation`.
+        #: The token of the execution whose continuation this delivery sends; 0 if it sends none.
+        #: `core.task.message.continuation` reads it after Celery has sent the continuation.
         self.continuation_token = 0
         self.extensions = [extension(self) for extension in extensions] if extensions else []
 
     @property
     def label(self) -> str:
-        """Shown beside the key; may be empty."""
+        """The readable name that is shown beside the key; empty without a template."""
         return self.tail.label
 
     def accept_other_arguments(self) -> None:
@@ -136,7 +139,7 @@ class Call:
             self.grant.stop_renewal()
 
     async def interrupt(self, error: BaseException) -> None:
-        """Gives back whatever the call was granted, after `error` has interrupted it."""
+        """Ends the call after `error` has interrupted the flow: gives back the key."""
         self.at_body = False
         self.end_extensions()
         decide_by(self, error)
@@ -145,8 +148,8 @@ class Call:
     async def give_back(self) -> None:
         """Releases the key if it is still held.
 
-        A signal handler may have interrupted any line of the flow. If that was before the reply to
-        a begin was processed, the begin is sent again: Redis replies with the same grant.
+        A signal handler may have interrupted the flow at any line. If the reply to a begin was not
+        processed yet, the begin is sent again, and Redis replies with the same grant, if any.
         """
         try:
             if self._unanswered:
@@ -176,13 +179,13 @@ class Grant:
         self.token = begun.token
         #: For a takeover: seconds since the end of the previous lease.
         self.orphaned_seconds = begun.orphaned_seconds
-        #: The steps that this execution and earlier ones have finished, as the record has them.
+        #: The steps that this execution and earlier ones have finished, encoded as in the record.
         self.steps_body = begun.body
-        #: None without a record.
+        #: The lease of the key; None without a record.
         self.lease: Lease | None = None
         if begun is _NO_RECORD:
             restore = partial(restore_step, settings, call.codec.values, key)
-            #: Passed to the body.
+            #: What the body gets: ``self.idempotency`` of a task.
             self.execution = runtime.execution(key, _restore_step=restore)
         else:
             extension = LeaseExtension(call.key, self.token, settings.lease_ms, settings.result_ms)
@@ -191,20 +194,22 @@ class Grant:
             self.execution = runtime.execution(
                 key, begun.token, begun.attempt, self, _takes_over=takes_over
             )
-        #: The outcome has to be stored: in the record, or in a row that an extension has claimed.
+        #: Whether the outcome has to be stored: in the record, or in a row of the user's database,
+        #: for which the extension `transaction` sets it.
         self.protected = self.lease is not None
-        #: The record has the outcome, is no longer held, or cannot be written. The renewal has
-        #: stopped before.
+        #: Whether nothing is left to write: the record has the outcome, is no longer held, or could
+        #: not be written. The renewal has stopped before.
         self.settled = False
-        #: No write is repeated while Redis is unavailable: the process is about to end, or a later
-        #: call can store the outcome.
+        #: Whether a write is not repeated while Redis is unavailable, because the process is about
+        #: to end, or a later call can store the outcome.
         self.writes_once = False
+        #: Whether the loss of the lease was reported: both the heartbeat and a write may find it.
         self._loss_reported = False
 
     async def confirm(self) -> bool:
-        """Extends the lease; returns False if another execution has taken over.
+        """Extends the lease before the body; returns False if another execution has taken over.
 
-        From then on, Redis counts the death of this execution.
+        Redis counts only the death of an execution that has extended its lease (lua/begin.lua).
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
@@ -264,30 +269,33 @@ class Grant:
     async def release(self, settlement: Release = FREE) -> Reply:
         """Gives the key back.
 
-        Only after an error of the body does it repeat as :meth:`write` does: a key that stays held
-        would count as a death.
+        It repeats as :meth:`write` only after an error of the body: if that key stayed held until
+        its lease expired, the execution would count as one that died.
 
         Raises:
             StoreUnavailableError: as :meth:`settle`.
         """
-        self.stop_renewal()  # the heartbeat would take the release for a lost lease
+        # Stopped before the release: a renewal after it would be refused, and reported as a loss.
+        self.stop_renewal()
         self.writes_once |= not isinstance(settlement.error, Exception)
         call, lease = self.call, self.lease
-        # `abandon` compares no token: under an expired lease, another thread may run the message.
+        # `abandon` finds the execution by worker and task id, not by token. After the lease,
+        # another thread of this process may run the same message, and its lease would be ended.
         if settlement.died and lease is not None and lease.trusted:
-            about = call.key, call.task_id, call.data.worker
+            execution = call.key, call.task_id, call.data.worker
             return await self.settle(
-                commands.abandon(*about, grace_ms=0, reason=layout.PROCESS_EXIT)
+                commands.abandon(*execution, grace_ms=0, reason=layout.PROCESS_EXIT)
             )
         kept_ms = call.settings.result_ms if self.steps_body else 0
         return await self.settle(release_command(call, self.token, settlement, kept_ms))
 
     @property
     def steps(self) -> Any:
-        """The steps of the execution, from now on an extension of the call."""
+        """The steps of the execution; the first use makes them an extension of the call."""
         steps = vars(self).get("_steps")
         if steps is None:
-            # Atomic, since threads of the body may reach their first steps at the same time.
+            # `setdefault` is atomic: of two threads of the body that reach their first steps at the
+            # same time, one creates the object that both use.
             new = symbol_by_name(_STEPS)(self)
             steps = vars(self).setdefault("_steps", new)
             if steps is new:
@@ -300,10 +308,10 @@ class Grant:
         return self.call.runtime.drive_step(step)
 
     def report_lease_lost(self, raw: bytes) -> None:
-        """Reports the loss once; merely logs it if the worker has ended this execution.
+        """Reports that the lease is lost, once. Only logs it if the worker has ended the execution.
 
         Args:
-            raw: the record in the reply of Redis.
+            raw: the current record, from the reply of Redis; empty if it is gone.
         """
         call, lease = self.call, self.lease
         assert lease is not None
@@ -350,7 +358,7 @@ def release_command(
     """Returns the command that gives the key back, for the execution of `call` with `token`.
 
     Args:
-        kept_ms: milliseconds after a reservation for which the record is kept.
+        kept_ms: milliseconds for which the record, with its steps, is kept after a reservation.
     """
     if not settlement.hold:
         return commands.release(call.key, token, retention_ms=call.settings.result_ms)

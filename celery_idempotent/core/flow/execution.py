@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Protection(Protocol):
-    """Keeps other executions of the key out."""
+    """What an execution needs of its `Grant`."""
 
     lease: Lease | None
 
@@ -35,11 +35,13 @@ class BaseExecution:
     #: 1 for the first execution, and one more for each that died before this one. The death of a
     #: host before the first heartbeat, a third of the lease, does not count.
     attempt: int = 1
-    #: None if the execution has no record.
+    #: The grant of the execution; None if it has no record.
     _protection: Protection | None = field(default=None, repr=False)
-    #: Given a step's name and value, returns what an execution with a record returns.
+    #: Without a record: returns the value of a step as an execution with one would, given the name
+    #: and the value of the step. None in a plain call.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
-    #: Has the `connection` of the body's database transaction.
+    #: The database transaction of the body, with its `connection`; `extensions.transaction` sets
+    #: it.
     _transaction: Any = field(default=None, repr=False)
     #: Whether it took over from an execution whose lease had ended.
     _takes_over: bool = field(default=False, repr=False)

@@ -1,6 +1,8 @@
-"""Extensions of the flow: what an option adds to it. The flow itself names none of them.
+"""Base classes of what an option adds: `Option` to tasks and functions, `Extension` to the flow.
 
-The extension of an option is imported if a task sets the option.
+The flow calls the extensions of a call at fixed points, and names none of them.
+`settings.EXTENSIONS` names the class of each option in `extensions/`, which is imported if a task
+sets the option.
 """
 
 from __future__ import annotations
@@ -106,23 +108,31 @@ class Extension(Option):
         return forget_record()
 
     async def before_begin(self) -> End | None:
-        """Called before the first begin; returns None, or an end of the call."""
+        """Called before the first begin; returns None, or an end in place of a begin."""
         return None
 
     async def admitted(self, admission: Admission) -> Admission:
-        """Called after each begin; returns the admission or replaces it."""
+        """Called after each begin; returns `admission`, or another one in its place."""
         return admission
 
     def replacing(self, publish: Callable[[], Any]) -> bool:
-        """Called when the body replaces its task; returns whether `publish` is called later."""
+        """Called when the body replaces its task.
+
+        Returns:
+            Whether the extension will call `publish`, which publishes the replacement, later.
+        """
         return False
 
     def ran_unprotected(self, outcome: Outcome) -> Outcome:
-        """Called after a body without a record; returns its outcome or another."""
+        """Called after a body without a record; returns `outcome`, or another one in its place."""
         return outcome
 
     async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Called before an outcome is stored or a key released; returns a settlement or an end."""
+        """Called before an outcome is stored or a key released.
+
+        Returns:
+            The settlement to carry out, or an end of the call in its place.
+        """
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:

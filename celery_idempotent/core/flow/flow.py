@@ -1,4 +1,8 @@
-"""The flow: begin, then run, replay or refuse, then settle."""
+"""The flow: begin, then run, replay or refuse, then settle.
+
+:func:`execute` runs all of it. For a block or a batch, whose code the caller runs,
+:func:`execute_to_body` and :func:`execute_from_body` run the two parts.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +61,9 @@ from celery_idempotent.errors import (
 if TYPE_CHECKING:
     from celery_idempotent.core.flow.extension import Extension
 
-#: A function that waits begins again when the record changes, or else when the
-#: lease of the other execution ends: after so many seconds at least, and at most.
+#: A function that waits (``on_conflict="wait"``) begins again when the record changes, or when the
+#: lease of the other execution ends, which changes no record: after at least, and at most, so many
+#: seconds.
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
@@ -119,7 +124,7 @@ async def _settle(grant: Grant, outcome: Outcome) -> End:
 
 
 async def _part(call: Call, part: Coroutine[Any, Any, End | None]) -> End | None:
-    """Runs a part of the flow; closes the call unless it is at its body then.
+    """Runs a part of the flow; closes the call, unless that part ends at the body.
 
     After an error, it gives back the key that was granted.
     """
@@ -158,7 +163,8 @@ async def begin(call: Call) -> End | None:
             return await replay_or_put_back(call, admission.record, sends=admission.sends)
         if isinstance(admission, Held):
             record, reply = admission.record, admission.reply
-            # The key may be reserved for a message that this very process is to run next.
+            # Only for the end of an execution. A reservation may be that of a message which this
+            # process is to run next, and waiting here would keep it from running.
             waits = conflict.POLICIES[call.settings.on_conflict].waits
             waits = waits and record.state is not State.RESERVED
             left = since + call.data.wait_timeout - lease_now() if waits else 0.0
@@ -173,7 +179,7 @@ async def begin(call: Call) -> End | None:
 
 
 async def admit(call: Call) -> Admission:
-    """Sends one begin and returns what its reply permits."""
+    """Sends one begin, and returns what follows from its reply."""
     try:
         reply = await call.send_begin()
     except StoreUnavailableError as error:
@@ -194,7 +200,7 @@ async def admit(call: Call) -> Admission:
         return Finished(record, sends=reply.case == "send")
     if reply.case == "reused":
         if call.data.generation and record.task_id == call.task_id:
-            # The task has replaced itself with other arguments, under the same key.
+            # This message continues a task that has replaced itself: its arguments may differ.
             call.accept_other_arguments()
             return AGAIN
         return conflict.refuse_reused(call, record)
@@ -203,7 +209,7 @@ async def admit(call: Call) -> Admission:
 
 
 async def _granted(call: Call, grant: Grant) -> Admission:
-    """Returns whether an execution that Redis has granted may begin its body."""
+    """Starts the renewal of a granted lease; returns GRANTED, or what has to happen instead."""
     settings, runtime = call.settings, call.runtime
     try:
         if not settings.may_run(grant.execution.attempt):
@@ -211,8 +217,9 @@ async def _granted(call: Call, grant: Grant) -> Admission:
             await runtime.execute(poison)
             may_run = False
         else:
-            # Redis counts the death of an execution that has extended its lease. One may die
-            # uncounted, if it is the first and another may follow.
+            # Redis counts the death only of an execution that has extended its lease. The first one
+            # of a key saves that round trip: if it dies early, one more may run. A takeover, or the
+            # only attempt that is allowed, must be counted.
             counts = grant.orphaned_seconds is not None or not settings.may_run(2)
             may_run = not counts or await grant.confirm()
     except StoreUnavailableError as error:
@@ -233,7 +240,8 @@ async def _granted(call: Call, grant: Grant) -> Admission:
 async def _begin_again(call: Call, grant: Grant) -> Admission:
     """Begins again, once, because the lease of `grant` had expired when the reply came.
 
-    The process was suspended, or Redis is slow.
+    The process was suspended meanwhile, or Redis is slow. If the next lease has expired too, the
+    call is treated as if Redis were unavailable.
     """
     if grant.token != call.expired_token:
         call.report(table.BEGINS_AGAIN)
@@ -251,13 +259,13 @@ async def _release_replaced(call: Call, record: Record) -> bool:
     if error is None:
         return False
     report(table.REPLACEMENT_FAILED, call, record=record, error=error)
-    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
+    with contextlib.suppress(StoreUnavailableError):  # the begin that follows raises it too
         await call.runtime.execute(commands.release(call.key, record.token, retention_ms=0))
     return True
 
 
 def _wait_interval(record: Record, now_ms: int) -> float:
-    """Returns the seconds until the next begin; a record does not change when its lease ends."""
+    """Returns the seconds until the next begin: the end of the lease changes no record."""
     left = (record.at_ms - now_ms) / 1000
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
@@ -283,7 +291,7 @@ def without_store(call: Call, error: StoreUnavailableError) -> Proceed | PutBack
 async def settle(grant: Grant, outcome: Outcome) -> End:
     """Stores `outcome` or releases the key, and returns the end of the call.
 
-    If another execution has taken over, that may be the outcome of the other one.
+    If another execution has taken over, the end may have the outcome of that one.
     """
     call, lease = grant.call, grant.lease
     extension: Extension
@@ -335,7 +343,7 @@ async def settlement_of(grant: Grant, outcome: Outcome) -> Settlement:
     """Encodes what has to be stored for `outcome`."""
     call = grant.call
     if grant.steps_body:
-        _ = grant.steps  # those of an earlier execution, too, end as an extension of the call
+        _ = grant.steps  # so that steps of an earlier execution are an extension, too
     settlement = call.host.meaning(outcome)
     settings, key = call.settings, str(call.key)
     protect: Any = {"key": key, "token": grant.token}
@@ -351,8 +359,9 @@ async def settlement_of(grant: Grant, outcome: Outcome) -> Settlement:
             payload = await call.codec.encode_result(outcome.value, settings, **protect)
         settlement.payload, settlement.field = payload, RESULT
     elif isinstance(settlement, Delegate):
-        # The other task has the continuation, so this one has none to send. If the other's result
-        # never comes, a call that waits for it runs when the record expires.
+        # Celery passes the continuation to the other task, so this one has none to send. If the
+        # result of the other task never comes, a call that waits for it runs when the record
+        # expires.
         format_ = DELEGATED if settlement.stores_result else RESULT_IGNORED
         settlement.payload = Payload(format_, layout.write_task_id(call.task_id))
     elif isinstance(settlement, Fail):
@@ -404,12 +413,12 @@ def settle_command(grant: Grant, settlement: Settlement) -> Command:
         return commands.delegate(key, token, payload, settlement.awaited, retention_ms, tail)
     assert isinstance(settlement, Complete)
     sending_ms = call.settings.lease_ms if settlement.continues else 0
-    about = key, token, payload, retention_ms, settlement.backend_result
-    return commands.complete(*about, tail=tail, sending_ms=sending_ms)
+    result = key, token, payload, retention_ms, settlement.backend_result
+    return commands.complete(*result, tail=tail, sending_ms=sending_ms)
 
 
 def _report_stored(grant: Grant, settlement: Settlement) -> IdempotencyError | None:
-    """Reports that the outcome is stored; returns the error of duplicates if its value is not."""
+    """Reports that the outcome is stored; if its value is not, returns the error of duplicates."""
     payload, call = settlement.payload, grant.call
     assert payload is not None
     if isinstance(settlement, Delegate):
@@ -449,7 +458,8 @@ async def _release(grant: Grant, settlement: Release) -> End:
         )
         return Answer(outcome)
     if settlement.hold or not isinstance(error, Exception):
-        # The retry is published already, or the process is about to exit.
+        # The outcome of the other execution is of no use here: a retry is already published, or the
+        # process is about to exit.
         grant.report_lease_lost(reply.raw)
         return Answer(outcome)
     return await _resolve_lost_lease(grant, reply, outcome)
@@ -458,7 +468,7 @@ async def _release(grant: Grant, settlement: Release) -> End:
 async def _abort(grant: Grant, outcome: Outcome) -> End:
     """Ends a call whose body has raised LeaseLostError, because its lease is lost or has expired.
 
-    The key may still be held: then it is released, and the call put back.
+    If no other execution has taken over, the key is released, and the call put back.
     """
     grant.call.end_extensions()
     try:
@@ -481,14 +491,15 @@ async def _resolve_lost_lease(grant: Grant, reply: Reply, outcome: Outcome) -> E
     call = grant.call
     try:
         record = call.runtime.store.record(call.key, reply.raw)
-    except CorruptRecordError:  # or none
+    except CorruptRecordError:  # it is damaged, or gone
         return Answer(outcome)
-    # A call with a continuation is put back, since the reply to its next begin says whether to send
-    # that. So is a message whose record refers to a newer one (superseded): after its next begin,
+    # A call with a continuation is put back, because only the reply to a begin decides whether to
+    # send that. A message that a newer one has superseded is put back too: after its next begin,
     # `extensions.newest` finds the outcome of the newer one.
     answered = record.state.finished and not layout.is_superseded(record)
     if answered and (layout.is_replaced(record) or not call.data.continues):
-        # Not possible while a replacement of the other task runs, or the offload storage is away.
+        # The call is put back below if the outcome is not available: a replacement of the other
+        # task still runs, or the offload storage does not reply.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)
     return _put_back_lost(call)

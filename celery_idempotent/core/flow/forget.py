@@ -1,4 +1,7 @@
-"""Forgets a call: deletes its record, the message that is kept for it, and its offloaded values."""
+"""Forgets a call: deletes its record, the message that is kept for it, and its offloaded values.
+
+Tasks, the command line and reruns use it.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,8 @@ def delete_message(executor: Executor, key: Key, task_id: str) -> None:
     Raises:
         StoreUnavailableError: if Redis is unavailable.
     """
-    # Only the name of an object is needed, if the message is offloaded; a name is short.
+    # The whole message is not needed: if it is offloaded, its body is the short name of an object,
+    # which is then deleted.
     message = _read_message(executor, key, task_id, _MAX_NAME)
     if message is not None:
         executor.store.query("DEL", executor.store.name(key.kept_message(task_id)))

@@ -36,26 +36,29 @@ class CallData(NamedTuple):
     task_id: str
     #: ``nodename/pid`` of this process.
     worker: str
-    #: Maximum seconds to wait while another execution holds the key.
+    #: Maximum seconds to wait in the caller while another execution holds the key; 0 for a message,
+    #: which is put back instead.
     wait_timeout: float
-    #: What the record says about the call.
+    #: The label, for the record.
     tail: Tail = Tail()
-    #: Number of this message among those of its task id; a retry has a higher one.
+    #: Number of this message among those of its task id: a retry, or the message after
+    #: ``Task.replace``, has a higher one (`continuation.generation_of`).
     generation: int = 0
     #: How often this message was put back.
     put_back_count: int = 0
     #: How many of these put-backs followed a rollback by the database.
     rollback_count: int = 0
-    #: Milliseconds for which the message keeps its reservation while it waits; 0 without one.
+    #: Milliseconds for which the message keeps its reservation while it waits; 0 if publishing
+    #: reserves no keys.
     hold_ms: int = 0
-    #: Whether something follows the call: callbacks, the rest of a chain.
+    #: Whether the call has a continuation: callbacks, the rest of a chain, a chord's count.
     continues: bool = False
-    #: Of the message; None if soft time limits apply to a call around this one.
+    #: The soft time limit of the message; None if a limit applies to an enclosing call instead.
     soft_limit: SoftLimit | None = None
 
 
 class Host(Protocol):
-    """The caller of the flow."""
+    """The caller of the flow: runs the body, and decides what its end means for the key."""
 
     @property
     def app(self) -> Any:
@@ -73,20 +76,24 @@ class Host(Protocol):
         """
 
     def meaning(self, outcome: Outcome) -> Settlement:
-        """Returns the consequence of the end of the body for the key.
+        """Returns what the end of the body means for the key.
 
-        A body may return or raise after it has published a retry or a replacement.
+        It is not always that of the return or the error: the body may have published a retry or a
+        replacement before.
         """
 
     def difference(self, fingerprint: bytes) -> str:
-        """Describes how the arguments differ from those of `fingerprint`; empty if unknown."""
+        """Describes how the arguments differ from those with `fingerprint`; empty if unknown."""
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
-        """Returns or raises the outcome that `record` lacks, from elsewhere; or raises `error`."""
+        """Called if the value of a finished `record` cannot be read, with the reason as `error`.
+
+        Returns or raises the outcome, if the host has it from elsewhere; else raises `error`.
+        """
 
 
 class Runtime(Protocol):
-    """Runs what one flow awaits."""
+    """What a flow awaits: I/O, pauses and the body, in a thread or on an event loop."""
 
     @property
     def store(self) -> RecordStore:

@@ -1,4 +1,4 @@
-"""Replays: answer a call with the outcome of an earlier one, or of a task that has replaced it."""
+"""Replays: answers a call with the outcome of an earlier call, or of the task that replaced it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celery_idempotent.settings import Settings
 async def replay(call: Call, record: Record, *, sends: bool = False) -> Answer:
     """Answers `call` with the outcome that a finished `record` holds.
 
-    The continuation of a message that has completed is sent once; a duplicate sends its own.
+    The continuation of one message is sent once. A duplicate, another message, sends its own.
 
     Args:
         sends: whether the call has the right to send the continuation of `record`.
@@ -74,7 +74,8 @@ async def replay_or_put_back(call: Call, record: Record, *, sends: bool = False)
     except NotReadyError:
         return conflict.apply_policy(call, record)
     except StoreUnavailableError as error:
-        # There is an outcome, which cannot be fetched: put the call back or fail, but never run.
+        # The call must not run, because it has an outcome. That cannot be fetched now, so the call
+        # is put back, or fails.
         report(table.OUTCOME_UNAVAILABLE, call, error=error)
         if call.settings.on_store_error == "raise":
             raise report_refused(call, error) from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 
-# signal.getsignal tries to make an enum of the handler, which takes 3 µs.
+# From `_signal`: signal.getsignal converts the handler to an enum if it can, which takes 3 µs.
 from _signal import getsignal  # type: ignore[import-not-found]
 from _thread import get_ident
 from collections.abc import Callable
@@ -27,11 +27,13 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)
 class SoftLimit:
     """The soft time limit of one flow, or of one message from its start to its end."""
 
-    #: The body is running: an error of the handler is raised there, and not kept.
+    #: Whether the body is running: then an error of the handler is raised there, and not kept.
     in_body: bool = False
-    #: The error that the handler has raised, while it is kept.
+    #: The error that the handler has raised outside the body, until it is raised or dropped.
     error: BaseException | None = None
+    #: The thread that has created it: a context may be copied to another one.
     _thread: int = field(default_factory=get_ident, init=False)
+    #: The limit of the enclosing call, which `leave` makes current again.
     _outer: SoftLimit | None = field(default=None, init=False)
 
     def enter(self) -> None:
@@ -59,7 +61,7 @@ class SoftLimit:
 
 _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", default=None)
 
-#: Returns the limit of the current flow, which was entered last.
+#: Returns the limit that was entered last: that of the current flow.
 innermost: Callable[[], SoftLimit] = _current.get  # type: ignore[assignment]
 
 
@@ -69,13 +71,13 @@ of_message: Callable[[], SoftLimit | None] | None = None
 
 
 def current() -> SoftLimit | None:
-    """Returns the current limit of this thread; None if inherited with a context."""
+    """Returns the current limit of this thread; None if it belongs to another thread's context."""
     limit = _current.get()
     return limit if limit is not None and limit._thread == get_ident() else None  # noqa: SLF001
 
 
 class _Handler:
-    """Calls the installed handler, and keeps its errors out of the flow."""
+    """The signal handler that wraps the installed one, and keeps its errors out of the flow."""
 
     def __init__(self, handler: Callable[..., Any]) -> None:
         self._handler = handler

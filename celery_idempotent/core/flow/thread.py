@@ -1,4 +1,7 @@
-"""Runs flows in a thread: for tasks, functions and consumers."""
+"""Runs flows in a thread, for tasks, blocking functions and consumers.
+
+The coroutines of a flow then block where they would suspend on an event loop (`functions.aio`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class BlockingRuntime:
         time.sleep(seconds)
 
     async def run(self, func: Callable[[], T]) -> Outcome:
-        """Returns the outcome of `func`."""
+        """Returns the outcome of `func`, the only code in which a soft time limit is raised."""
         limit = innermost()
         outcome: Outcome | None = None
         try:
@@ -45,7 +48,8 @@ class BlockingRuntime:
                 outcome = Failure(error)
             limit.in_body = False
         except BaseException as late:
-            # Raised by a signal handler after the body had ended.
+            # A signal handler raised it after the body, so the outcome of the body counts.
+            # If it interrupted the line that stores an error, that error is its context.
             limit.in_body = False
             outcome = outcome or Failure(late.__context__ or late)
         return outcome

@@ -1,7 +1,8 @@
-"""Values of the flow: outcomes of bodies, settlements, admissions (replies to a begin), ends.
+"""Values of the flow: outcomes of bodies, settlements, admissions, ends.
 
-The flow passes errors on without raising them. The first caller of a function gets the value that
-every duplicate will get: see :func:`restored`.
+A body ends in an *outcome*. The host makes a *settlement* of it: what that means for the key. The
+reply to a begin becomes an *admission*: whether the call may run. A call ends in an *end*, which
+its caller carries out. Errors are values too, which the flow passes on without raising them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Failure(NamedTuple):
 Outcome = Result | Failure
 NO_VALUE = Result(None)
 
-#: After these, a database connection is closed: its driver may have sent a statement and not read
-#: the reply.
+#: Errors that a heartbeat or a signal handler may raise anywhere in a body. After one, a database
+#: connection is closed: its driver may have sent a statement and not read the reply.
 _ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
 
 
@@ -84,10 +85,11 @@ def step_that_has_run(name: str, value: Any) -> Any:
 def restored(
     value: Any, settings: Settings, values: ValueCodec, *, key: str, field: str = RESULT
 ) -> tuple[Payload, Outcome]:
-    """Returns the payload of `value`, and the outcome for the caller, as the payload restores it.
+    """Returns the payload of `value`, and for the caller, the value as restored from the payload.
 
-    With ``store_result=False``, a result is returned as it is. A value that cannot be serialized
-    and restored is a failure that names the types and the serializer.
+    The first caller of a function thus gets an equal value as every duplicate. With
+    ``store_result=False``, a result is returned as it is. A value that cannot be serialized and
+    restored is a failure that names the types and the serializer.
 
     Args:
         key: of the record, or the function's name; for the error.
@@ -116,15 +118,16 @@ def restore_step(settings: Settings, values: ValueCodec, key: str, name: str, va
 class Settlement:
     """What the end of an execution means for its key: one of the subclasses."""
 
-    #: For the caller.
+    #: What the caller gets.
     outcome: Outcome = NO_VALUE
-    #: To be stored.
+    #: What the record gets; `flow.settlement_of` sets it.
     payload: Payload | None = None
-    #: The field of the record for an encoded value; empty if the payload is none.
+    #: RESULT or ERROR, if the payload is an encoded value; else empty.
     field: str = ""
+    #: How long the record is kept.
     retention_ms: int = 0
-    #: A database has committed the outcome, which counts whether or not Redis stores it, too: a
-    #: later call can copy it from there.
+    #: Whether a database has committed the outcome. It then counts even if Redis cannot store it: a
+    #: later call copies it from there.
     committed: bool = False
 
     @property
@@ -139,7 +142,7 @@ class Complete(Settlement):
 
     #: Whether this delivery sends the continuation of the call.
     continues: bool = False
-    #: To be written together with the outcome, for the result backend.
+    #: The result for Celery's result backend, if the script is to write it with the outcome.
     backend_result: BackendResult | None = None
 
 
@@ -149,8 +152,8 @@ class Release(Settlement):
 
     #: Seconds for which the key stays reserved; 0 frees it at once.
     hold: float = 0.0
-    #: Generation of the message that the key is reserved for. A message with a lower one is a copy
-    #: of an earlier message.
+    #: Generation of the retry that the key is reserved for. A message with a lower one is a copy of
+    #: an earlier message.
     awaited: int = 0
     #: Whether the execution counts as one that died, for ``max_attempts``.
     died: bool = False
@@ -165,7 +168,7 @@ class Fail(Settlement):
 class Delegate(Settlement):
     """Another task has replaced this one under its id; the other's result is the outcome."""
 
-    #: Generation of the first message that continues under the key with the task's id.
+    #: Lowest generation of a message with the task's id that may go on under the key.
     awaited: int = 0
     #: False if the other task ignores its result.
     stores_result: bool = True
@@ -175,16 +178,17 @@ class Answer(NamedTuple):
     """The call has an outcome."""
 
     outcome: Outcome
-    #: The source of a replay, or the record that has kept the call from running.
+    #: The record whose outcome is replayed, or that has kept the call from running.
     record: Record | None = None
+    #: Whether the outcome is that of `record`.
     replayed: bool = False
-    #: Whether the outcome is an error of the flow instead of an execution's.
+    #: Whether the outcome is an error that refuses the call, not the error of an execution.
     refused: bool = False
     #: Whether the outcome is that of the call's own execution, and stored.
     is_own: bool = False
-    #: Whether the continuation was sent before.
+    #: Whether the continuation of this message was sent before, so that Celery must not send it.
     continuation_sent: bool = False
-    #: Whether the result backend has the value.
+    #: Whether the script has written the result for the result backend.
     result_written: bool = False
     #: Why the record lacks the outcome, or its value, of the call's own execution.
     unsaved: IdempotencyError | None = None
@@ -193,29 +197,32 @@ class Answer(NamedTuple):
 
 
 class PutBack(NamedTuple):
-    """The call has to be delivered again."""
+    """The call has to be delivered again. A caller without messages raises `reason`."""
 
+    #: Seconds until the next delivery.
     seconds: float
+    #: Why the call cannot run now.
     reason: BaseException
-    #: As in `CallData`, for the next delivery.
+    #: How many deliveries of the message, this one included, have ended in a rollback by the
+    #: database: the next delivery gets it in its `CallData`.
     rollback_count: int
-    #: The record that has kept the call from running.
+    #: The record that has kept the call from running; None if there is none.
     record: Record | None = None
-    #: Seconds instead of `seconds` if the message can be woken when `record` ends (see
-    #: :mod:`celery_idempotent.waking`), in case nothing wakes it; 0 if nothing can.
+    #: Seconds until the next delivery if :mod:`celery_idempotent.waking` is to wake the message
+    #: when `record` ends, and does not; 0 if nothing can wake it.
     fallback: float = 0.0
     became: str = "w"
 
 
 class Drop(NamedTuple):
-    """The call ends without an outcome."""
+    """The call ends without an outcome: its message is acknowledged."""
 
     record: Record
     became: str = "i"
 
 
 class Reject(NamedTuple):
-    """The message goes to the broker's dead letter queue."""
+    """The message is rejected, and goes to the broker's dead-letter queue."""
 
     reason: str
     record: Record
@@ -227,9 +234,11 @@ End = Answer | PutBack | Drop | Reject
 
 
 class Proceed(Enum):
-    """The call may run, or another begin is needed."""
+    """What follows a begin without a record to answer with."""
 
+    #: The call may run: it has a grant.
     GRANTED = 1
+    #: Another begin is needed, at once.
     AGAIN = 2
 
 
@@ -247,12 +256,14 @@ class Held:
     """Another execution or message holds the key."""
 
     record: Record
+    #: The reply to the begin, which has the record's bytes and the server's time.
     reply: Reply
-    #: The key of `record`, which may be that of another message than the call's.
+    #: The key of `record`: of a key that may run again, that of another message.
     key: Key
 
 
 GRANTED, AGAIN = Proceed
 
-#: The result of a begin.
+#: What follows from a begin: the call may run, begins again, gets an outcome, or ends in another
+#: way.
 Admission = Proceed | Finished | Held | End
