@@ -1,1 +1,1 @@
-"""Settings of tasks and stores, read from the app and its tasks."""
+"""Makes settings, key rules and executors of the options that an app and its tasks have."""

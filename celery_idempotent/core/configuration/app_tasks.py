@@ -20,9 +20,9 @@ from celery_idempotent.core.store.server_info import distinct
 from celery_idempotent.settings import PREFIX
 
 _lock = threading.Lock()
-#: The correction of a plain task that has options.
+#: How to correct a plain task that has options of this package.
 ADD_BASE = "base=IdempotentTask in its decorator, or IdempotentTask among the bases of its class"
-#: An attribute of apps whose task modules are loaded.
+#: The attribute that `load` sets on an app whose task modules it has loaded.
 _LOADED = "_idempotency_loaded"
 
 
@@ -55,7 +55,8 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
 
 def plain_with_options(app: Celery) -> Iterator[tuple[str, str]]:
     """Yields the plain tasks that have options of this package, and what is wrong with each."""
-    # Those that the setting gives to every task mean the idempotent ones.
+    # The setting ``task_annotations`` may give options to every task by "*". These are meant for
+    # the idempotent ones, and are no mistake of a plain task.
     of_all = firstmethod("annotate_any")(app.annotations) or ()
     for name, task in sorted(app.tasks.items()):
         if hasattr(task, "idempotency_configuration") or is_built_in(task):

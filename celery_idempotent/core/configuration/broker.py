@@ -1,4 +1,4 @@
-"""The settings of the broker: redelivery of unacknowledged messages; records in its Redis."""
+"""What the settings of the broker mean: when messages are redelivered, and where its Redis is."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from celery_idempotent.errors import SettingsError
 
 T = TypeVar("T")
 
-#: Default visibility timeouts of transports, in seconds.
+#: kombu's default visibility timeout of Redis, and those of other transports, in seconds.
 REDIS_VISIBILITY_TIMEOUT = 3600.0
 VISIBILITY_TIMEOUT = {"sqs": 1800.0}
-#: Amazon's default in seconds, for queues that kombu has not created.
+#: Amazon's default in seconds, which applies to queues that kombu has not created.
 SQS_VISIBILITY_TIMEOUT = 30.0
 
-#: Transport options that concern connections; the others concern messages.
+#: The ``broker_transport_options`` that also apply to the connections for records.
 _CONNECTION_OPTIONS = ("socket_keepalive", "socket_keepalive_options", "client_name")
 #: Transports of AMQP, which drops the properties of a message that it does not define.
 AMQP = ("amqp", "qpid")
@@ -101,7 +101,7 @@ def transport(app: Celery) -> str:
 
 def is_redis(app: Celery) -> bool:
     """Returns whether the transport is kombu's own for Redis, or derived from it."""
-    # By name, since programs that only publish to another broker need not import it.
+    # By the name of the module: a program that publishes to another broker need not import it.
     return "kombu.transport.redis" in {cls.__module__ for cls in _transport_class(app).__mro__}
 
 
@@ -203,13 +203,13 @@ def connection_error(app: Celery, timeout: float) -> str:
     return within(timeout, connect, f"{connection.as_uri()} does not reply")
 
 
-def within(timeout: float, ask: Callable[[], T], otherwise: T) -> T:
-    """Returns what `ask` returns within `timeout` seconds, else `otherwise`.
+def within(timeout: float, request: Callable[[], T], otherwise: T) -> T:
+    """Returns what `request` returns within `timeout` seconds, else `otherwise`.
 
     It runs in a thread, because a broker may accept a connection and never reply.
     """
     found: list[T] = []
-    thread = Thread(target=lambda: found.append(ask()), name="idempotency broker", daemon=True)
+    thread = Thread(target=lambda: found.append(request()), name="idempotency broker", daemon=True)
     thread.start()
     thread.join(timeout)
     return found[0] if found else otherwise

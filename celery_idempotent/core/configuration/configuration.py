@@ -1,4 +1,8 @@
-"""Settings, key rule and executor of a task, from Celery's configuration and its attributes."""
+"""The configuration of a task: settings, key rule and executor.
+
+It is made of the attributes of the task and the settings of the app. Functions use the parts that
+need no task: `resolve`, `codec_of`, `executor_of`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ from celery_idempotent.core.store.url import names_one_server
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings, TaskOptions
 
-#: The backend whose commands the script repeats; subclasses may write something else.
+#: The only result backend with fused completion: the script writes as this class does, and a
+#: subclass may write something else.
 _BACKEND = "celery.backends.redis.RedisBackend"
 #: The connection parameters that identify a server, a database and a user, with defaults.
 _IDENTITY = {
@@ -47,12 +52,12 @@ _IDENTITY = {
 }
 #: The names of options without prefix, except for those that are options of Celery's tasks.
 _UNPREFIXED = {option.removeprefix(PREFIX) for option in OPTIONS} - {"serializer", "compression"}
-#: Options whose names, without prefix, users may give to attributes of their classes.
+#: Names of options without prefix that may be attributes of a user's class by coincidence.
 _COMMON_WORDS = frozenset(
     {"enabled", "shadow", "label", "max_attempts", "key_prefix"}
     | {"redis_url", "redis_client", "redis_options", "redis_timeout"}
 )
-#: The options whose names no other library uses in Django's settings.
+#: The options whose names, in upper case, no other library can mean in Django's settings.
 _UNMISTAKABLE = {PREFIX + name for name in _UNPREFIXED - _COMMON_WORDS - {"key"}}
 
 
@@ -91,15 +96,15 @@ class TaskConfiguration:
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             self.settings = options
-            # Celery 5.7 and later, for a task with ``pydantic=True``.
+            # A task with ``pydantic=True`` in Celery 5.7 and later.
             dump = getattr(task_class.run, "dump_arguments", None)
             if dump is not None:
                 dump = partial(dump, bound=not _is_static(task_class))
             normalise = partial(normalised, task.serializer, dump=dump)
             self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
-            #: Whether a warning has named the task as one whose calls in a map are unprotected.
+            #: Whether it was logged that calls of the task in a map run without protection.
             self.used_in_map = False
-            #: A `Label`; None without one.
+            #: The task's `extensions.label.Label`, which that option sets; None without a template.
             self.label: Any = None
             for option in options.options:
                 option.configure(self)
@@ -154,10 +159,11 @@ def is_built_in(task: Task | type[Task]) -> bool:
 
 
 def _values_of(task: Task | type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+    """Yields the options that the task or, for each that it lacks, the app has set."""
     if is_built_in(task):
         yield "idempotency_enabled", False
         return
-    # A function that is an attribute of the class does not become a method.
+    # Read from the class, not from the instance: there, a key function would be a bound method.
     owner, own = (task, {}) if isinstance(task, type) else (type(task), vars(task))
     for option in OPTIONS:
         value = own.get(option, getattr(owner, option, None))
@@ -212,10 +218,10 @@ def _is_code(value: Any) -> bool:
 
 
 def _check_prefixes(task: Any, where: str) -> None:
-    """Rejects an option without its prefix, the spelling of functions, which would have no effect.
+    """Rejects an option without its prefix, as functions spell it: a task would ignore it.
 
-    An argument of the decorator is one unless a base class has the name, an attribute of a class
-    unless the name is a common word.
+    Not every attribute of such a name is meant as an option: not if a base class has it too, nor,
+    in the body of a class, if it is a common word.
 
     Raises:
         SettingsError: naming the option.
@@ -237,7 +243,7 @@ def _check_prefixes(task: Any, where: str) -> None:
 def resolve(
     options: Settings, where: str, app: Celery | None, default: str, accept: frozenset[str]
 ) -> Settings:
-    """Returns `options` with a serializer, and as their extensions change them, after checks.
+    """Checks `options`; returns them with a serializer, and as their extensions change them.
 
     Args:
         where: the task, for the error message.
@@ -276,7 +282,8 @@ def resolve(
                 f", not {options.compression!r}"
             ) from None
     options = replace(options, serializer=serializer)
-    for option in reversed(options.options):  # shadow, the first, switches others off
+    # Shadow, the first option, comes last, because it switches others off.
+    for option in reversed(options.options):
         options = option.resolve(options, where, app)
     return options
 
@@ -352,9 +359,10 @@ def _signature_of(task: type[Task]) -> inspect.Signature:
 
 
 def _django_task(body: Any) -> Any:
-    """Returns the task of ``django.tasks`` that `body`, which takes any arguments, runs, or None.
+    """Returns the task of ``django.tasks`` that `body` runs; None if it runs none.
 
-    A backend for Celery registers such a function, which refers to the task.
+    A backend of ``django.tasks`` registers such a function with Celery: it takes any arguments, and
+    closes over the task.
     """
     modules = map(sys.modules.get, ("django.tasks.base", "django_tasks.base"))
     classes = tuple(module.Task for module in modules if module)
@@ -374,7 +382,7 @@ def executor_of(app: Celery, options: Settings) -> Executor:
         config = store_config_of(app, options)
         identity = config, [getattr(options, name) for name in settings.MARKS]
         with _executors_lock:
-            # A list, because options may not be hashable.
+            # Not a dictionary, because options such as encryption keys may not be hashable.
             executors: list[tuple[tuple[StoreConfig, Any], Executor]]
             executors = vars(app).setdefault("_idempotency_executors", [])
             for other_identity, executor in executors:
@@ -393,9 +401,10 @@ def executor_of(app: Celery, options: Settings) -> Executor:
 def _decoder(
     app: Celery, codec: PayloadCodec, method: Callable[[PayloadCodec, Record], Any]
 ) -> Callable[[Record], Any]:
-    """Returns a function that decodes a record by `method` of its task's codec, or of `codec`.
+    """Returns a function that decodes a record by `method` of its task's codec, else of `codec`.
 
-    A listing reads the records of several tasks, with different keys and storages, in one scan.
+    One scan reads the records of several tasks, which may have different encryption keys and
+    offload storages.
     """
 
     def decode(record: Record) -> Any:

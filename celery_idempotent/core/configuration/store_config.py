@@ -1,7 +1,7 @@
 """Chooses the Redis for a task's records: configured, else the result backend, else the broker.
 
-Of a result backend or a broker, the parameters are taken that Celery and kombu have resolved from
-all of their settings.
+The parameters of a result backend or a broker are taken from Celery and kombu, which have already
+resolved them from all of their settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from celery_idempotent.core.store.url import SENTINEL, check, parts_of, server_u
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings, imported
 
-#: Parameters of a result backend that are in the URL here, or have other values.
+#: Parameters of a result backend that are not copied: here they are in the URL, or are set
+#: otherwise.
 _NOT_OPTIONS = (
     *("host", "port", "path", "db", "hosts", "connection_class", "decode_responses"),
     *("max_connections", "socket_timeout", "socket_connect_timeout", "retry_on_timeout"),
@@ -63,7 +64,7 @@ def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
 def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[str, Any]]:
     if options.redis_url is not None:
         query: Mapping[str, Any] = {}
-        with suppress(ValueError):  # of an invalid URL, which the store reports
+        with suppress(ValueError):  # the URL is invalid, which the store will report
             query = url_to_parts(next(iter(parts_of(options.redis_url)), "")).query
         return options.redis_url, chosen(query, ("credential_provider",))
     if app and (backend := _redis_backend(app)):
@@ -88,7 +89,8 @@ def _redis_backend(app: Celery) -> Any:
     """Returns the app's result backend if it is Celery's for Redis; else None."""
     named = app.backend_cls or app.conf.result_backend
     scheme = str(named or "").partition("://")[0].partition("+")[0]
-    # Another backend is not imported: Django may not be ready yet.
+    # Reading `app.backend` imports it. Any other backend is left alone, since Django may not be
+    # ready.
     if not scheme.startswith(("redis", "sentinel", "valkey")) and "." not in scheme:
         return None
     from celery.backends.redis import RedisBackend

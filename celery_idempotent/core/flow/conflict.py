@@ -1,6 +1,7 @@
 """Conflicts: how a duplicate ends while another call holds the key.
 
-`POLICIES` has a row for each value of ``idempotency_on_conflict``. Only `settings` names them, too.
+`POLICIES` has a row for each value of ``idempotency_on_conflict``, whose names only `settings` has
+besides. The flow calls `apply_policy`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ def wait(call: Call, record: Record, reason: ConflictError, now_ms: int | None =
     """Puts `call` back until `record` has ended.
 
     Args:
-        now_ms: the server's time, if the call shall return when the lease expires.
+        now_ms: the server's time, if the call is to come back when the lease expires, at the
+            latest.
     """
     longest = min(call.settings.lease, LONGEST_DELAY)
     if now_ms is not None:
         left = (record.at_ms - now_ms) / 1000
-        # The reservation is the call's own, until its quiet time (``idempotency_debounce``) ends.
+        # A reservation for this very message, which is no retry: its quiet time
+        # (``idempotency_debounce``) has not ended, and the message comes back when it does.
         is_copy = record.task_id == call.task_id
         if is_copy and record.state is State.RESERVED and not record.awaited:
             quiet = error(f"{call.key} waits until no publish has come for a while", record)
             return PutBack(max(left, 0), quiet, call.data.rollback_count, record)
         longest = min(max(left, FIRST_DELAY), call.settings.lease)
     end = put_back(call, reason, longest)._replace(record=record)
-    # A finished record that still lacks an outcome waits for the result of another task. That does
-    # not change the record, so nothing can wake the call.
+    # The outcome of a finished record can still be missing: it is the result of another task, which
+    # has not ended. Its end does not change the record, so nothing would wake the call.
     if record.state.finished:
         return end
     return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
@@ -53,17 +56,20 @@ class Policy(NamedTuple):
 
     #: What happens to the duplicate, for ``explain``.
     sentence: str
-    #: Who may set it, besides tasks: functions (and blocks, batches), consumers of kombu.
+    #: Whether functions, blocks and batches may have it. Every task may.
     functions: bool = False
+    #: Whether consumers of kombu may have it.
     consumers: bool = False
-    #: The duplicate runs or gets the outcome later; a function waits for that until its time is up.
+    #: Whether the duplicate runs or gets the outcome later. A task is put back until then; a
+    #: function waits until its ``wait_timeout`` is over.
     waits: bool = False
-    #: The duplicate takes the key instead, so that only a copy of a running message is one.
+    #: Whether a newer call takes the key, so that only a copy of the running message is a
+    #: duplicate.
     replaces: bool = False
-    #: Returns the end of the duplicate, from its call, the record that has the key, and the error
+    #: Returns the end of the duplicate, given its call, the record that has the key, and the error
     #: that describes the conflict.
     end: Callable[[Call, Record, ConflictError], End] = wait
-    #: Reported before that end.
+    #: What is reported before that end.
     event: Event = Event()
 
 
@@ -113,15 +119,15 @@ def apply_policy(
 ) -> End:
     """Applies ``on_conflict`` to the duplicate `call`, and returns its end.
 
-    A copy of the running message is put back under every policy. It has the same task id: a state
-    of its own would overwrite the state of the running one, and a broker may take its
-    acknowledgement for both, which loses the task if the running one dies.
+    A copy of the running message is put back under every policy. It has the same task id, so a
+    state of its own would overwrite that of the running one. And a broker may take its
+    acknowledgement for that of both, which would lose the task if the running one dies.
 
     Args:
-        puts_back: whether that is so for this call, too: it has begun before, or waits for its
-            turn, and publishers rely on its return.
-        now_ms: the server's time. It lets such a call, or a copy, return when the lease expires, at
-            the latest, since the worker of the execution may be dead.
+        puts_back: put this call back under every policy too: it has begun before, or waits for its
+            turn, and publishers rely on its coming back.
+        now_ms: the server's time. With it, such a call comes back when the lease expires, at the
+            latest, because the worker of the execution may be dead.
     """
     policy = policy_for(call, record, puts_back=puts_back)
     report(table.CONFLICTED, call, record=record, policy=policy)
@@ -133,7 +139,7 @@ def apply_policy(
 
 
 def policy_for(call: Call, record: Record, *, puts_back: bool = False) -> str:
-    """Returns the policy for `call` while `record` is held."""
+    """Returns the policy for `call` while `record` has its key."""
     is_copy = record.task_id == call.task_id
     return "retry" if is_copy or puts_back else call.settings.on_conflict
 
@@ -172,8 +178,8 @@ def put_back(call: Call, reason: BaseException, longest: float | None = None) ->
     """Puts `call` back, with a delay that grows each time.
 
     Args:
-        longest: the maximum of the delay in seconds; by default the lease. It is never more than
-            half of the time for which an outcome is kept, so that the call still gets that.
+        longest: the maximum of the delay in seconds; by default the lease. The delay is never more
+            than half of the time for which an outcome is kept, so that the call still finds that.
     """
     data, settings = call.data, call.settings
     seconds = put_back_delay(data.put_back_count, longest or settings.lease)
@@ -181,7 +187,10 @@ def put_back(call: Call, reason: BaseException, longest: float | None = None) ->
 
 
 def _half_retention(call: Call) -> float:
-    """Returns half of the seconds for which an outcome is kept that ends a wait."""
+    """Returns half of the seconds for which the outcome that a call waits for is kept.
+
+    Infinite for a key that may run again: its calls wait for their turn, not for an outcome.
+    """
     kept_ms = min(call.settings.result_ms, call.settings.error_ms)
     return float("inf") if call.settings.runs_again else kept_ms / 2000
 

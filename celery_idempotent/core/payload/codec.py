@@ -60,13 +60,14 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.settings import MARKS, PREFIX, Settings
 
-#: Fields in JSON, which every process can read.
+#: Fields that are always written as JSON, so that every process accepts them.
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
 
+#: The reason in the body of a payload without a value, if the task is set not to store results.
 NOT_STORED = b"idempotency_store_result is off"
-#: … and that task ignores its result.
+#: The format of a result that another task returns and does not store (``ignore_result``).
 RESULT_IGNORED = "=ignored"
-#: Formats with these prefixes are decoded using the offload storage or the result backend.
+#: Prefixes of the formats whose decoding may block, on the offload storage or the result backend.
 _BLOCKING = (OFFLOADED, "=")
 
 T = TypeVar("T")
@@ -85,9 +86,10 @@ class PayloadCodec:
 
     def __init__(self, result_codec: ResultCodec, accept: Collection[str]) -> None:
         self.values = ValueCodec(result_codec.app, accept)
-        #: A :class:`.encryption.Cipher`; None without keys.
+        #: An `extensions.encryption.Cipher`, which that option sets; None without keys.
         self.cipher: Any = None
-        #: Stores payloads that are too large for Redis.
+        #: An `extensions.offload.OffloadStorage`, which that option sets, for payloads that are too
+        #: large for Redis; None without a backend.
         self.offload_storage: Any = None
         self._result_codec = result_codec
         self._accept = accept
@@ -183,7 +185,8 @@ class PayloadCodec:
         except (ResultNotStoredError, NotReadyError, CorruptRecordError, StoreUnavailableError):
             raise
         except Exception as error:
-            # Raised by the replacement. Not raised again: a coroutine cannot raise StopIteration.
+            # The task that replaced this one raised it. It is returned, because it may be a
+            # StopIteration, which a coroutine cannot raise.
             return error, True
 
     async def decode_field(
@@ -249,7 +252,10 @@ class PayloadCodec:
         return self._decode(Payload(record.format, record.body), record.key, RESULT)
 
     def view(self, record: Record) -> Any:
-        """As :meth:`decode`, for a person: a page or a question executes no code from Redis.
+        """As :meth:`decode`, for tools that show a value to a person.
+
+        Only JSON and msgpack are decoded: a page must not execute code that someone has written to
+        Redis, as decoding pickle would.
 
         Raises:
             As :meth:`decode`. ResultNotStoredError also if the value is too large, or neither JSON

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.core.key import text_digest
 from celery_idempotent.core.record import Record, layout
 
-#: Precedes the digest, where a record's name has the quoted name of its task.
+#: Precedes the digest in the name of a reference; the name of a record has its task's name there.
 MARK = "@"
 
 #: The letter of a duplicate that got the record's outcome.
@@ -31,9 +31,9 @@ class Reference(NamedTuple):
 
     #: A `Record.key`.
     key: str
-    #: What became of the duplicate: a letter.
+    #: What became of the duplicate: a letter of `conflict.BECAME`.
     end: str
-    #: Of the record's execution.
+    #: These three describe the record's execution.
     task_id: str
     token: int
     attempt: int
