@@ -1,8 +1,9 @@
-"""Quiet times: the message that waits begins when no publish came for ``idempotency_debounce``.
+"""Debouncing: the waiting message begins once no publish has come for ``idempotency_debounce``.
 
-The first publish of a burst reserves the key until its quiet time ends, and its message gets an ETA
-then. Each later publish moves that end in the reservation, up to ``idempotency_debounce_max_wait``
-after the first one. A message that comes before it returns at that time.
+The first publish of a burst reserves the key until the end of its *quiet time*, and its message has
+that end as its ETA. Each later publish moves the end in the reservation, up to
+``idempotency_debounce_max_wait`` after the first one. A message that is delivered before the end is
+put back until then.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ MAX_QUIET_TIMES = 10
 
 
 class Debounce(Option):
-    """Postpones the call that waits."""
+    """The options ``idempotency_debounce`` and ``idempotency_debounce_max_wait``."""
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
-        """Returns settings with a reservation that ends after the quiet time."""
+        """Checks the options; returns settings whose reservations outlast the quiet time."""
         quiet, most = settings.debounce, settings.debounce_max_wait
         if quiet is None:
             raise SettingsError(
@@ -45,7 +46,7 @@ class Debounce(Option):
 
     @classmethod
     def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
-        """Returns the times until the begin, and postpones the message."""
+        """Returns the quiet time and the longest wait, and gives the message its ETA."""
         quiet, own = settings.debounce or 0.0, delay_of(publication.options)
         most = settings.debounce_max_wait or quiet * MAX_QUIET_TIMES
         if own < quiet:

@@ -146,7 +146,7 @@ def _read(source: Any) -> tuple[str | bytes | None, ...]:
         named = symbol_by_name(source) if isinstance(source, str) else source
         keys = named() if callable(named) else named
     except Exception as error:
-        # Without its message, which may quote a key.
+        # Only the type of the error is shown, because its message may quote a key.
         where = f"{source!r}" if isinstance(source, str) else "its function"
         raise SettingsError(
             f"idempotency_encryption_keys: {where} raised {type(error).__name__} instead of "

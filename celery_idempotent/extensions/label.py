@@ -39,6 +39,7 @@ class Label(Option):
         self._rule = rule
         self._template = Template(rule.task, template, OPTION)
         rule.check_names(self._template.names, OPTION)
+        #: Whether a call had no label, which is logged once.
         self._failed = False
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ class Newest(Extension):
 
     @classmethod
     def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
-        """Returns the arguments for the message that waits."""
+        """Returns the arguments that replace those of the waiting message, if there is one."""
         entry, task = TAKES_PLACE, publication.task
         serializer = publication.options.get("serializer") or task.serializer
         if serializer == "pickle":
@@ -81,10 +81,11 @@ class Newest(Extension):
             )
 
     async def admitted(self, admission: Admission) -> Admission:
-        """Passes the newest arguments to the host; finds the outcome of the newer message."""
+        """Gives the host the newest arguments; answers a superseded message by the newer one."""
         if isinstance(admission, Finished) and layout.is_superseded(admission.record):
             return await self._outcome(admission.record)
-        # A retry, and a task that has replaced itself, have their arguments in the message.
+        # Only at the first begin. A retry, or a message after ``Task.replace``, brings its
+        # arguments.
         if admission is GRANTED and not self.call.data.generation:
             assert self.call.grant is not None
             if self.call.grant.steps_body:
@@ -111,14 +112,18 @@ class Newest(Extension):
             raise report_refused(call, error) from None
 
     async def _outcome(self, record: Record) -> Admission:
-        """Returns what the newer message has come to; if it is gone, this one runs after all."""
+        """Returns the outcome of the newer message, or waits for it.
+
+        If nothing of the newer message is left, this one runs after all.
+        """
         call, store = self.call, self.call.runtime.store
         try:
             newer = layout.read_task_id(record.body)
         except ValueError:
             raise report_refused(call, layout.corrupt(str(call.key))) from None
         key, now_ms = call.key.of_message(newer), store.now_ms()
-        # In this order: a message that begins in between has a record.
+        # First the slot, then the record. The other way around, a message that begins in between
+        # would be in neither.
         slot, stored = await store.slot(call.key), await store.read(key)
         found = store.record(key, stored.raw) if stored else None
         if found is not None and found.state.finished:

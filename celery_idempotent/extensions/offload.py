@@ -19,7 +19,8 @@ from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
 
-#: Marks data that is not ASCII: every backend accepts text, some convert everything to text.
+#: Precedes data that is not ASCII, as Base64: every backend accepts text, and some convert all to
+#: text.
 _BASE64 = "base64:"
 
 
@@ -101,7 +102,8 @@ def check(app: Celery, url: str) -> None:
         )
     try:
         address = urlsplit(url).netloc
-        # The address ends at a "#", "/" or "?". If the password is there, its begin is the port.
+        # The address ends at the first "#", "/" or "?". If that is in the password, the part before
+        # it looks like a port, and "@" is not in the address.
         is_cut = ":" in address and "@" in url and "@" not in address
     except ValueError:
         is_cut = True

@@ -205,7 +205,8 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
         app.tasks.get(first.task), "serializer", app.conf.task_serializer
     )
     try:
-        # Copied as it will be read, so that a signature that occurs twice in a canvas gets two ids.
+        # A copy, made by writing and reading it: a signature object that occurs twice in a canvas
+        # becomes two, which get two task ids.
         signature = load(app, dump(signature, serializer))
         for single in signatures(signature):
             single.options.setdefault("task_id", uuid())
@@ -261,8 +262,8 @@ def publish(
         except unavailable:
             raise
         except Exception as error:
-            about = About(None, "", task_id, key)
-            report(MESSAGE_DROPPED, about, message=signature.task, error=error)
+            call = About(None, "", task_id, key)
+            report(MESSAGE_DROPPED, call, message=signature.task, error=error)
             refusal = error
             if (last := last_signature(signature)) is not None:
                 app.backend.mark_as_failure(last.id, error)

@@ -18,7 +18,7 @@ from celery_idempotent.settings import Settings
 
 
 class Replace(Extension):
-    """Takes the key from a running call."""
+    """Makes the begin of a call take the key from a running one."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)

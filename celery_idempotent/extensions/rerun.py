@@ -1,4 +1,7 @@
-"""A rerun: a message that forgets the outcome which it replaces before it begins."""
+"""A rerun: a message that forgets the outcome of its key before it begins, and so runs again.
+
+An operator publishes it (`core.task.publish.kept_message`). `TaskHost` adds this extension to it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class ForgetFirst(Extension):
     """Forgets an outcome before the first begin; for messages of tasks."""
 
     async def before_begin(self) -> End | None:
-        """Forgets the outcome; any other outcome stays, and the begin replays it."""
+        """Forgets the outcome that the message names; the begin replays any other."""
         try:
             forgotten = self._forget()
         except StoreUnavailableError as error:

@@ -54,7 +54,7 @@ SHADOW_SUFFIX = "-shadow"
 #: Maximum seconds for a command of a call in shadow.
 SHADOW_TIMEOUT = 0.5
 
-#: Stored in place of a result or an error.
+#: Stored in place of a result or an error: only the fact counts.
 _FACT = Payload("", NOT_STORED)
 
 

@@ -1,4 +1,7 @@
-"""Steps: parts of an execution whose values are stored, so that they run once for a key."""
+"""Steps: parts of an execution whose values are stored, so that they run once for a key.
+
+The first step of a body imports it: see `Grant.steps`.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ class Steps(Extension):
     def __init__(self, grant: Grant) -> None:
         super().__init__(grant.call)
         self._grant = grant
-        #: The names of the steps that this execution runs or has run. The lock keeps two threads
-        #: from beginning the same one.
+        #: The names of the steps that are running in this execution.
         self._running: set[str] = set()
+        #: The names of those that have run in it, or whose values it has read.
         self._finished: set[str] = set()
+        #: Keeps two threads from beginning the same step.
         self._lock = threading.Lock()
 
     async def run(
@@ -76,11 +80,11 @@ class Steps(Extension):
         if isinstance(outcome, Failure):
             return outcome
         value, settings, codec = step_that_has_run(name, outcome.value), call.settings, call.codec
-        about: Any = {"key": str(call.key), "field": step_field(name)}
-        payload, outcome = restored(value, settings, codec.values, **about)
+        place: Any = {"key": str(call.key), "field": step_field(name)}
+        payload, outcome = restored(value, settings, codec.values, **place)
         self._finished.add(name)
         if not in_transaction:
-            payload = await codec.protect(payload, settings, token=self._grant.token, **about)
+            payload = await codec.protect(payload, settings, token=self._grant.token, **place)
             await self._save(name, payload)
         return outcome
 

@@ -69,7 +69,7 @@ class RowTransaction(Extension):
     """Claims the row of the key, runs the body in the transaction, and commits it."""
 
     blocks = "transaction"
-    knows_poisoned = True  # its row may be committed
+    knows_poisoned = True  # an execution that died may have committed the row
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
@@ -109,13 +109,13 @@ class RowTransaction(Extension):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        #: Functions that publish the canvas that replaces the task.
+        #: Functions that publish the canvas with which the body has replaced its task.
         self._replacements: list[Callable[[], Any]] = []
         self.database: Database = call.settings.transaction
         self.transaction = Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
         )
-        #: Of the call and of the row; set by each begin.
+        #: The grant of the last begin, and the claim of the row for it; `_begin` sets both.
         self._grant: Grant
         self._claim: Claim
 
@@ -149,7 +149,7 @@ class RowTransaction(Extension):
         call = self.call
         try:
             row = Transaction(self.database).find(claim_of(call))
-            # The row of a task that replaced itself is not its outcome.
+            # The row of a task that has replaced itself has no outcome, only messages to publish.
             if row is None or row.expired or (row.delegates and row.outbox is None):
                 return poisoned
             await call.runtime.execute(commands.forget(call.key, poisoned.record))
@@ -270,7 +270,8 @@ class RowTransaction(Extension):
             await self._release()
             return conflict.refuse_reused(call, record)
         if row.delegates and row.task_id != call.task_id:
-            # With a record of this task, the replacement of the other one could not continue.
+            # The row is not copied to Redis under the token of this call: the message that
+            # continues the other task could then not begin.
             await self._release()
             return await replay_or_put_back(call, record)
         try:

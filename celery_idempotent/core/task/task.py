@@ -1,4 +1,8 @@
-"""The task base class."""
+"""The task base class.
+
+It overrides methods of Celery's `Task`, and delegates to the packages `message`, `publish` and
+`receive`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,8 @@ from celery_idempotent.settings import OPTIONS, TaskOptions
 
 logger = logging.getLogger(__name__)
 
-#: What hides the same name of a later base class. Other methods call that of the base class.
+#: Attributes of `IdempotentTask` that hide those of a base class after it; its other methods call
+#: ``super()``.
 _HIDING = {"__call__", "acks_late", "reject_on_worker_lost", "throws", *OPTIONS}
 
 #: Celery's tasks that call another task as a function, once for each item of a list.
@@ -57,6 +62,7 @@ _MAPS = {"celery.map", "celery.starmap"}
 #: Celery's and kombu's errors for options of a wrong type or value.
 _WRONG_OPTION = (AttributeError, LookupError, TypeError, ValueError)
 
+#: The execution of a plain function call whose options give it a context, such as a transaction.
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
 
@@ -73,7 +79,7 @@ class _WrittenBackend:
     """
 
     _backend: Any
-    #: Whose result the backend has.
+    #: The task id whose result the backend has.
     _task_id: str
 
     def __getattr__(self, name: str) -> Any:
@@ -99,7 +105,8 @@ def _warn_of_map(task: Task) -> None:
     if not configuration.is_protected:
         return
     args, kwargs = current_task.request.args, current_task.request.kwargs
-    # Celery also calls errbacks and handlers of such a message as functions.
+    # The current task is a map. It calls `task` for its items only if that is the task it maps:
+    # Celery also calls errbacks as functions.
     mapped = signature(kwargs["task"] if "task" in kwargs else args[0]).task
     if mapped == task.name and not configuration.used_in_map:
         configuration.used_in_map = True
@@ -111,7 +118,7 @@ def _warn_of_map(task: Task) -> None:
 
 
 class _WhileProtected:
-    """True for a protected task, the value of a Celery setting for any other task."""
+    """An attribute that is True for a protected task, and a Celery setting for any other task."""
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
@@ -138,11 +145,13 @@ class IdempotentTask(TaskOptions, Task):
     #: Celery logs these errors in one line, without a traceback, and Sentry ignores them.
     throws = (ConflictError, ResultDiscardedError)
 
-    #: By task: instances of one class may have other names and options.
+    #: The configurations of the tasks of this class, by task: Celery may make several instances of
+    #: one class, with other names and options.
     _configurations: ClassVar[dict[Any, TaskConfiguration]] = {}
     #: Whether a subclass replaces `backend`, so that only Celery writes its results.
     _replaces_backend = False
-    #: A function that finds the ``__call__`` of a subclass, and its replacement: see user_methods.
+    #: If a subclass has a ``__call__``: the function that finds it, and the method that replaces
+    #: it. `user_methods.wrap` sets both.
     _own_call: Any = None
     _wrapped_call: Any = None
 
@@ -171,7 +180,7 @@ class IdempotentTask(TaskOptions, Task):
         cls._replaces_backend = own_backend is not vars(IdempotentTask)["backend"]
         cls._configurations = {}
         if cls.name is not None:
-            # Only validates: the app may still be configured.
+            # Made to validate the options, and not kept: the app's settings may still change.
             cls._wrap_if_enabled(TaskConfiguration(cls, app))
 
     @classmethod
@@ -187,7 +196,8 @@ class IdempotentTask(TaskOptions, Task):
         method.
         """
         if self._own_call and (running := user_methods.current(self)):
-            # Called as super().__call__. If the body calls the task again, that is another call.
+            # The user's ``__call__`` has called this as ``super().__call__``: the body follows.
+            # With None as the current one, a call of the task in the body is a call of its own.
             return user_methods.run_as(None, running.body, args, kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request reaches its body: from then on, a call of the task
@@ -211,8 +221,9 @@ class IdempotentTask(TaskOptions, Task):
             key = None
         if key is None:
             request.idempotency_without_body = False
-            soft_limit_of(request).begin_body()  # without protection
-            if configuration.is_protected:  # otherwise the tracer has called it
+            soft_limit_of(request).begin_body()  # since the flow, which would do it, does not run
+            # For a protected task, `user_methods` has skipped the tracer's call of `before_start`.
+            if configuration.is_protected:
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
         host = TaskHost(self, configuration, request, task_id, args, kwargs, key, headers)
@@ -279,7 +290,7 @@ class IdempotentTask(TaskOptions, Task):
     @backend.setter
     def backend(self, backend: Any) -> None:
         Task.backend.fset(self, backend)
-        self._configurations.pop(self, None)  # depends on the backend
+        self._configurations.pop(self, None)  # fused completion depends on the backend
 
     @property
     def idempotency(self) -> Execution:
@@ -346,7 +357,8 @@ class IdempotentTask(TaskOptions, Task):
         text_id = id_text(task_id)
         again = has_own_id and getattr(self.request_stack.top, "idempotency_headers_again", None)
         if again and text_id == id_text(self.request.id):
-            # An `apply_async` of a subclass may have replaced those of a retry, or forward others.
+            # This publishes the running message again. An `apply_async` of a subclass may have
+            # dropped the headers for that, or forwarded those of another message.
             options["headers"] = again | message_headers.without_keys(options.get("headers") or {})
         try:
             options = self._bind_headers("apply_async", text_id, kwargs, options)
@@ -360,7 +372,8 @@ class IdempotentTask(TaskOptions, Task):
             if headers := canvas.with_replaced_keys(text_id, options.get("headers")):
                 options["headers"] = headers
         options |= {"link": link, "link_error": link_error}
-        # By keyword: other base classes may take only two positional arguments.
+        # By keyword, because an `apply_async` of another base class may take only two positional
+        # arguments.
         send = partial(super().apply_async, task_id=task_id, producer=producer, shadow=shadow)
         if not deduplicates:
             return send(args, kwargs, **options)
@@ -386,7 +399,7 @@ class IdempotentTask(TaskOptions, Task):
             headers = message_headers.as_mapping(options.get("headers"))
         except (TypeError, ValueError):
             if function == "apply_async":
-                raise  # as Celery does; it does not read those of an eager call
+                raise  # as Celery does, which does not read the headers of an eager call
         options = {**options, "headers": headers}
         names = (*headers, *(kwargs if isinstance(kwargs, Mapping) else ()))
         if configuration.is_protected and not in_shadow and call_options.names_any(names):

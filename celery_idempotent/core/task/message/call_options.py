@@ -26,8 +26,9 @@ from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX
 
 logger = logging.getLogger(__name__)
 
+#: The options of one call, which have the names of the headers that carry them.
 CALL_OPTIONS = (EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER)
-#: Names the misplaced options of a publisher.
+#: The header that names the misplaced options of a publisher, for the worker.
 MISPLACED_HEADER = "idempotency_misplaced"
 
 #: The options as functions spell them, which would have no effect here.
@@ -85,7 +86,7 @@ def _mark_misplaced(
 def named_like_options(names: Iterable[str]) -> list[str]:
     """Returns the `names` that resemble an option or begin with ``idempotency``, in any case.
 
-    Our own header is left out.
+    The header that only this package writes is left out.
     """
     return [
         name for name in map(str, names) if _is_like_option(name) and name != DERIVED_KEY_HEADER

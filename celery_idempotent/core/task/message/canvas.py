@@ -19,7 +19,7 @@ from celery.utils import uuid
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message.message_headers import id_text
 
-#: For each replaced key, by its name: ``fingerprint.id`` of the task that had it.
+#: A mapping. For each replaced key: ``fingerprint.id``, the fingerprint and task id of its call.
 REPLACED_HEADER = "idempotency_replaced"
 
 
@@ -40,9 +40,10 @@ def key_in_canvas(key: Key, request: Context, task_id: str) -> Key:
     text, _, successor_id = value.partition(".")
     fingerprint = bytes.fromhex(text)
     if successor_id == task_id:
-        # Its arguments may differ from those of the first call with the key.
+        # With the fingerprint of the first call, because this one's arguments may differ.
         return key.with_fingerprint(fingerprint)
-    # In an eager run every link of a chain has the same id, and no call has duplicates.
+    # In an eager run, every link of a chain has the same task id, so each gets a random key: no
+    # call has duplicates there.
     return key.part(uuid() if request.is_eager else task_id)
 
 

@@ -20,7 +20,8 @@ from celery_idempotent.core.events.report import report
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.errors import IdempotencyError
 
-#: More than the retries of any message.
+#: The distance between the generations of two levels of replacement: more than any number of
+#: retries.
 GENERATIONS = 10**9
 
 

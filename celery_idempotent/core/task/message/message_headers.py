@@ -63,11 +63,11 @@ _OWN_HEADERS = frozenset({EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HE
 class Waits(NamedTuple):
     """What a message waits for that was put back because of a conflict."""
 
-    #: Milliseconds since the epoch when it was put back first.
+    #: Since when it waits: milliseconds since the epoch.
     since_ms: int
-    #: Of the execution that holds the key.
+    #: Token of the execution that had the key then.
     token: int
-    #: Id of its task.
+    #: Task id of that execution.
     task_id: str
 
 
@@ -76,15 +76,17 @@ class MessageHeaders(NamedTuple):
 
     #: The key that the caller supplies; False switches protection off for this call.
     explicit_key: Any = None
-    #: Seconds; None for the task's option.
+    #: Seconds for which the result is kept; None for the task's option.
     result_ttl: float | None = None
     #: The key that a deduplicated publish, or an earlier delivery of the message, has derived.
     key: Key | None = None
+    #: How often the message was put back.
     put_back_count: int = 0
     #: How many of these put-backs followed a rollback by the database.
     rollback_count: int = 0
-    #: The token of the outcome that is forgotten before this message begins; 0: none.
+    #: For a rerun: the token of the outcome to forget before this message begins; else 0.
     forgets: int = 0
+    #: What the message waits for; None unless it was put back because of a conflict.
     waits: Waits | None = None
 
     @classmethod

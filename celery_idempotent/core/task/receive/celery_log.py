@@ -22,7 +22,7 @@ from celery_idempotent.core.events.report import Repeats, like_it, log_extra
 
 _tracebacks = Repeats()
 
-#: Whether this package has put back the message that is being received.
+#: Whether the message that Celery's handler is receiving was put back; `request` sets it.
 comes_back: ContextVar[bool] = ContextVar("idempotent_comes_back", default=False)
 
 
@@ -46,8 +46,8 @@ def edit(record: logging.LogRecord) -> bool:
         _shorten(record)
         if (host := getattr(request, "idempotency_host", None)) is not None:
             call = host.call
-            about = {"task_id": call.task_id, "label": call.label, "decision": call.decision}
-            vars(record).update(log_extra(call.key, **about))
+            fields = {"task_id": call.task_id, "label": call.label, "decision": call.decision}
+            vars(record).update(log_extra(call.key, **fields))
     return True
 
 

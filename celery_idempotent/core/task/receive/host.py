@@ -1,4 +1,7 @@
-"""A message of a task, as a call of the flow.
+"""Runs a message of a task through the flow, in the process that runs the task.
+
+`TaskHost` hands the message to the flow as a call, runs the body, decides what its end means for
+the key, and carries out the end of the call: it returns, raises, or puts the message back.
 
 Celery keeps the request of a task in the task's own thread. Code of the task that runs in another
 thread finds its call in the context, if the thread has the context of the body
@@ -62,11 +65,12 @@ from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError
 
-#: The extension of a message that forgets an outcome before it begins.
+#: The extension of a rerun: a message that forgets an outcome before it begins.
 _RERUN = "celery_idempotent.extensions.rerun:ForgetFirst"
-#: The host of the message that this context belongs to.
+#: The host of the message whose body runs in this context.
 current_host: ContextVar[Any] = ContextVar("idempotent_host", default=None)
-#: The host of the message whose result a script has stored; reset when Celery would store it again.
+#: The host of the message whose result a script has written into the result backend. `task.backend`
+#: resets it when Celery is about to write the result again.
 result_written: ContextVar[Any] = ContextVar("idempotent_result_written", default=None)
 #: The hosts of the messages that this process runs.
 running: set[Any] = set()
@@ -75,7 +79,7 @@ running: set[Any] = set()
 class TaskHost:
     """Runs one message of a task through the flow, in the worker that has received it."""
 
-    #: Callers read the value from the result backend, which serializes it.
+    #: The value is not restored: callers read it from the result backend, which serializes it.
     returns_restored = False
 
     def __init__(
@@ -94,13 +98,20 @@ class TaskHost:
         settings = configuration.settings
         if headers.result_ttl is not None:
             settings = replace(settings, result_ttl=headers.result_ttl)
-        #: In the type that its publisher has passed. The body may change `request.id`.
+        #: The task id in the type that its publisher has passed. The body may change `request.id`.
         self._message_id = request.id
+        #: The reservation for a retry, once that was published; `retry_published` sets it.
         self.rescheduled: Release | None = None
-        #: Set if the task has replaced itself: the other task has its id and its continuation.
+        #: The end of a task that has replaced itself: the other task has its id and its
+        #: continuation. `IdempotentTask.replace` sets it.
         self.replaced: Delegate | None = None
+        #: The Ignore or Reject by which a published replacement, or a retry that cannot be
+        #: published, ends the message, whatever the body does then. `IdempotentTask` sets it.
         self.ending: BaseException | None = None
+        #: The running execution; None before the body.
         self.execution: Execution | None = None
+        #: When the message reached the task (seconds of `monotonic`): its time limit counts from
+        #: then.
         self.began_at = monotonic()
         hold_ms = settings.hold_ms
         if hold_ms and request.expires is not None:
@@ -119,7 +130,7 @@ class TaskHost:
             hold_ms=hold_ms,
             put_back_count=headers.put_back_count,
             rollback_count=headers.rollback_count,
-            # Read now, since older versions of Celery empty `request.chain` when they send it.
+            # Read here, because older versions of Celery empty `request.chain` when they send it.
             # In shadow, Celery sends the continuation regardless of the record.
             continues=not configuration.in_shadow and continuation.has_continuation(request),
             soft_limit=None if request.is_eager else soft_limit_of(request),
@@ -137,7 +148,7 @@ class TaskHost:
 
     @property
     def in_flow(self) -> TaskHost:
-        """This host. Celery and this package find the id of its message in the request again."""
+        """This host, after it has restored the id of the message that the body may have changed."""
         self.request.id = self._message_id
         return self
 
@@ -169,6 +180,7 @@ class TaskHost:
                 raise Reject("the greenlet was killed", requeue=True) from None
 
     def _flow(self) -> End:
+        """Runs the flow, with this host as the current one of the context."""
         outer = current_host.get()
         try:
             current_host.set(self)
@@ -188,7 +200,7 @@ class TaskHost:
         return user_methods.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def use_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Replaces the arguments of the body."""
+        """Replaces the arguments of the body, for `extensions.newest`."""
         self._args, self._kwargs = tuple(args), kwargs
 
     def _backend_result(self, value: Any) -> BackendResult | None:
@@ -217,12 +229,12 @@ class TaskHost:
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     def meaning(self, outcome: Outcome) -> Settlement:
-        """Returns the consequence of the end of the body for the key.
+        """Returns what the end of the body means for the key.
 
-        A retry reserves the key for its task id. An error for all duplicates is stored. Any other
-        releases the key.
+        A retry reserves the key for its task id. An error of ``replay_errors`` is stored. Any other
+        error releases the key.
         """
-        # Also if a soft time limit was raised in place of the body.
+        # Set here too, for a body in whose place a soft time limit was raised.
         self.request.idempotency_without_body = False
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
@@ -251,13 +263,15 @@ class TaskHost:
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""
-        held = self._reserved_for(retry)
-        if self.rescheduled is None or held.hold > self.rescheduled.hold:
-            self.rescheduled = held
+        reserved = self._reserved_for(retry)
+        if self.rescheduled is None or reserved.hold > self.rescheduled.hold:
+            self.rescheduled = reserved
 
     def _reserved_for(self, retry: Retry) -> Release:
+        """Returns the reservation of the key for `retry`."""
         options = retry.sig.options if retry.sig else {"eta": retry.when}
-        # The body may have changed the number of its retries.
+        # Only the level of replacement is taken from this message: the body may have changed the
+        # number of its retries, which is in the options of the next one.
         depth = self.data.generation - self.data.generation % continuation.GENERATIONS
         awaited = depth + int(options.get("retries") or self.request.retries + 1)
         delay = {} if self.request.is_eager else options
@@ -304,7 +318,7 @@ class TaskHost:
             if end.result_written or written:
                 result_written.set(self)
             return end.outcome.get()
-        # Suppresses Celery's log line, which would not show how this delivery ends.
+        # Read by `celery_log`, which suppresses Celery's line: this package has logged the end.
         self.request.idempotency_end_logged = True
         if isinstance(end, PutBack):
             from celery_idempotent.core.task.publish.put_back import put_back
@@ -313,10 +327,11 @@ class TaskHost:
         elif not isinstance(end, Drop):
             self._keep_message()
             raise Reject(end.reason, requeue=False)
-        raise Ignore  # Celery acknowledges the message; its task id gets no state
+        # The copy that was put back, or dropped, is acknowledged, and its task id gets no state.
+        raise Ignore
 
     def _has_ended(self, answer: Answer, error: BaseException) -> bool:
-        """Returns whether the execution of this task id has ended the key with `error`."""
+        """Returns whether an execution of this message has ended the key with `error`, for good."""
         record = answer.record
         if record is None:
             return answer.is_own and self.data.settings.replays(error)
@@ -386,6 +401,7 @@ def soft_limit_of(request: Context) -> SoftLimit:
 
 
 def _soft_limit_of_current_message() -> SoftLimit | None:
+    """Returns the soft limit of the message that Celery's tracer runs in this thread, if any."""
     task = current_task
     if not task or not hasattr(task, "idempotency_record"):
         return None

@@ -1,4 +1,9 @@
-"""A message of an idempotent task in the worker's main process."""
+"""A message of an idempotent task in the worker's main process.
+
+There Celery receives messages, sends them to the pool, and learns how they end. This class of
+requests does what a dead or discarded message can no longer do itself: it ends leases and
+reservations.
+"""
 
 from __future__ import annotations
 
@@ -42,33 +47,36 @@ from celery_idempotent.core.task.receive.celery_log import comes_back
 from celery_idempotent.core.task.receive.host import acknowledged, worker_name
 from celery_idempotent.errors import IdempotencyError
 
-#: Seconds that Celery may take to kill a child after `on_timeout`.
+#: Seconds that Celery may take to kill a pool process after `on_timeout`; until then, its lease
+#: stays.
 KILL_GRACE = 1.0
 
 logger = logging.getLogger(__name__)
 
-#: Attributes of a request that hold the state of its call. Celery makes an attribute of any header.
+#: Attributes in which this package keeps the state of a call in its request. A header of such a
+#: name is removed, because Celery makes an attribute of any header.
 _STATE = frozenset(
     {"_protected"}
     | {f"idempotency_{name}" for name in ("host", "end_logged", "headers_again")}
     | {f"idempotency_{name}" for name in ("soft_limit", "without_body")}
 )
 
-#: None on Windows, where no pool kills a process.
+#: The signal that gives a process no time to release its key; None on Windows, which has none.
 _SIGKILL = getattr(signal, "SIGKILL", None)
 
-#: Names of tasks of which this worker has reported a message without a decision.
+#: Names of the tasks of which this worker has logged a message without a decision.
 _bypassed: set[str] = set()
-#: Collects the requests of this process for a reader; None without one.
+#: Receives each new request; `redelivery` sets it, and reads it. None where it renews no messages.
 received: deque[ref[IdempotentRequest]] | None = None
-#: Calls the timer of a consumer for a message with an ETA; None where no message is woken.
+#: Called in place of the timer for each message with an ETA; `waking` sets it. None where it wakes
+#: none.
 schedule: Callable[..., Any] | None = None
 
 
 class IdempotentRequest(Request):
-    """Ends the lease of a dead pool child, and the reservation of a discarded message.
+    """Ends the lease of a dead pool process, and the reservation of a discarded message.
 
-    The redelivered message then runs at once, and the next call with the key is published at once.
+    Thus the redelivered message runs at once, and the next call with the key is published at once.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -84,9 +92,9 @@ class IdempotentRequest(Request):
             self.request_dict["properties"] = {**properties, CONTENT_TYPE: self.content_type}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Makes :meth:`on_success` call :meth:`check_decided` and :meth:`give_back_if_unbegun`.
+        """Makes ``on_success`` of a subclass call what the end of a message needs here.
 
-        Celery derives a class from this one, whose ``on_success`` does not call that of its base.
+        Celery derives a class from this one, and its ``on_success`` does not call ``super()``.
         """
         super().__init_subclass__(**options)
         end = vars(cls).get("on_success")
@@ -102,10 +110,9 @@ class IdempotentRequest(Request):
             cls.on_success = on_success
 
     def check_decided(self, *, failed: Any) -> None:
-        """Reports that the message has succeeded without a decision about it.
+        """Reports a message that has succeeded although it has not reached its task's ``__call__``.
 
-        A message that has failed may have ended before its task was called, for which Celery has
-        many reasons.
+        Not one that has failed: Celery has many reasons to fail a message before it calls the task.
         """
         counters = worker.counters
         if failed or counters is None or counters.has_entered(self.id, self._received_ms):
@@ -136,7 +143,7 @@ class IdempotentRequest(Request):
         """Ends the reservation of this message, if it may have one.
 
         Args:
-            discarded: it does not run any more.
+            discarded: whether it will never run, so that a reservation for it as a retry ends, too.
         """
         if not (discarded or self._configuration.settings.deduplicates):
             return
@@ -153,10 +160,10 @@ class IdempotentRequest(Request):
             self._give_back()
 
     def _has_begun(self) -> bool:
-        """Returns whether the message is expired or revoked, and its execution has begun.
+        """Returns whether the message is expired or revoked, but its execution has begun before.
 
-        If the execution began in time, the message no longer expires, even if the execution dies
-        and runs again, or is retried. A revoked message does not run again.
+        A message whose execution began in time no longer expires, even if that dies and runs again,
+        or is retried. A revoked one counts as begun only while it runs or has an outcome.
         """
         revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not revoked and (self.expires is None or seconds_until(self.expires)):
@@ -170,6 +177,7 @@ class IdempotentRequest(Request):
         return False
 
     def _has_begun_by_record(self, revoked: bool) -> bool:
+        """See `_has_begun`, for the record of the key."""
         key, generation = self.identity
         store = self._store
         stored = None if key is None else run_sync(store.read(key))
@@ -177,8 +185,8 @@ class IdempotentRequest(Request):
             return False
         record = store.record(key, stored.raw)
         if record.state.finished:
-            met = store.reference(self.text_id)
-            return record.task_id == self.text_id or (met is not None and met.replayed)
+            reference = store.reference(self.text_id)
+            return record.task_id == self.text_id or bool(reference and reference.replayed)
         if record.task_id != self.text_id:
             return False
         if record.state is State.STARTED:
@@ -197,7 +205,7 @@ class IdempotentRequest(Request):
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
-        """Abandons the lease of a lost child before Celery requeues its message."""
+        """Ends the lease of a lost pool process before Celery requeues its message."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -205,25 +213,26 @@ class IdempotentRequest(Request):
         ends_child = is_lost or isinstance(error, (Terminated, SystemExit, KeyboardInterrupt))
         if return_ok or not ends_child:
             if ends_child and not self._configuration.in_shadow:
-                # The child is alive: it has replayed this error, and has sent the continuation.
+                # The process is alive: it has replayed this error as a stored outcome. It has also
+                # sent the continuation, which Celery would send again here.
                 continuation.drop_continuation(self._context)
             return super().on_failure(exc_info, send_failed_event, return_ok)
         redelivered = is_lost and self._is_redelivered()
         case = self._abandon(0.0, layout.PROCESS_LOST if is_lost else layout.TERMINATED)
         if redelivered and case == "sending" and not self.acknowledged:
-            # Since 5.7, Celery acknowledges the message if the result is stored, even if the child
-            # died before it counted the task in its chord.
+            # The process died between the result and the continuation. Celery 5.7 would acknowledge
+            # the message, because the result is stored, and its chord would never complete.
             return self.reject(requeue=True)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Abandons the lease of a child that SIGKILL keeps from releasing its key."""
+        """Ends the lease of a process that SIGKILL keeps from releasing its key."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == _SIGKILL:
             self._abandon(0.0, layout.TERMINATED)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """Lets the lease of a child at its hard time limit end shortly after the child."""
+        """Makes the lease of a process at its hard time limit end shortly after the process."""
         if not soft and self._abandon(KILL_GRACE, layout.HARD_TIME_LIMIT) != "ok":
             self._give_back()
         return super().on_timeout(soft, timeout)
@@ -274,7 +283,7 @@ class IdempotentRequest(Request):
         )
 
     def _abandon(self, grace: float, reason: str) -> str:
-        """Ends the child's lease after `grace` seconds.
+        """Ends the lease of the pool process after `grace` seconds.
 
         Args:
             reason: how the execution ends: `Record.ended_by`.
@@ -294,11 +303,10 @@ class IdempotentRequest(Request):
             abandon = commands.abandon(key, self.text_id, worker, grace_ms=grace_ms, reason=reason)
             case = self._configuration.execute(abandon).case
             if case == "ok":
-                about = About(self.task, self.name, self.text_id, key)
-                report(table.ABANDONED, about, reason=reason, grace=grace)
+                call = About(self.task, self.name, self.text_id, key)
+                report(table.ABANDONED, call, reason=reason, grace=grace)
             return case
-        # The lease expires by itself, and the message is redelivered in any case.
-        return ""
+        return ""  # after an error; the lease expires by itself, and the message is redelivered
 
 
 @contextmanager
@@ -346,19 +354,19 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
 
 @contextmanager
 def scheduling(consumer: Any) -> Iterator[None]:
-    """Lets :data:`schedule` take the messages with an ETA of the handler that Celery makes here.
+    """Makes the message handler that Celery creates in the block pass ETAs to :data:`schedule`.
 
-    Celery's handler keeps the ``call_at`` that the timer has in this block.
+    The handler keeps a reference to the ``call_at`` that the timer has in the block.
     """
     timer = consumer.timer
     call_at = timer.call_at
 
-    def call(eta: Any, function: Any, args: Any = (), *rest: Any, **options: Any) -> Any:
+    def schedule_at(eta: Any, function: Any, args: Any = (), *rest: Any, **options: Any) -> Any:
         if schedule is None:
             return call_at(eta, function, args, *rest, **options)
         return schedule(consumer, partial(call_at, eta), function, args, *rest, **options)
 
-    timer.call_at = call
+    timer.call_at = schedule_at
     try:
         yield
     finally:

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = 1.0
 
 
-class _Returns:
-    """A thread that repeats each job until Redis replies; started when it is needed."""
+class _Jobs:
+    """A thread that repeats each job until Redis replies; the first job starts it."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[str, Callable[[], object]]] = queue.SimpleQueue()
@@ -64,16 +64,16 @@ class _Returns:
                 break
 
 
-_returns = _Returns()
+_jobs = _Jobs()
 
 
 def give_back(store: RecordStore, key: Key, task_id: str, generation: int | None = None) -> None:
-    """Ends the reservation of a message, soon.
+    """Ends the reservation of a message, soon and in another thread.
 
     Args:
         key: of the message's record.
-        generation: of a message that does not run any more: if the key is reserved for this retry,
-            or an earlier one, that ends, too.
+        generation: given for a message that will never run: the reservation of a retry, if it is
+            for this message or an earlier one, is ended too.
     """
 
     def job() -> None:
@@ -85,7 +85,7 @@ def give_back(store: RecordStore, key: Key, task_id: str, generation: int | None
         if is_its and 0 < record.awaited <= generation:
             run_sync(store.execute(commands.forget(key, record)))
 
-    _returns.add(task_id, job)
+    _jobs.add(task_id, job)
 
 
 @task_unknown.connect(weak=False)

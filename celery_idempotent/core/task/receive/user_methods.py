@@ -36,7 +36,11 @@ def wrap(task: type[Task], base: type[Task]) -> None:
 
 
 def _finder(owner: type[Task], name: str) -> Callable[[Task], Callable[..., Any]]:
-    """Returns a function that finds the method `name` that `owner` defines or inherits."""
+    """Returns a function that finds the user's method `name` of `owner`, for a task of that class.
+
+    A method that `owner` itself defines is remembered, because the wrapper replaces it. An
+    inherited one is found at each call.
+    """
     own = vars(owner).get(name)
     if own is None:
         return lambda task: getattr(super(owner, task), name)
@@ -46,10 +50,12 @@ def _finder(owner: type[Task], name: str) -> Callable[[Task], Callable[..., Any]
 def _wrap_handler(name: str, find: Callable[[Task], Callable[..., Any]]) -> Callable[..., Any]:
     def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if name == "before_start":  # the tracer is too early: a protected task calls it itself
+        if name == "before_start":
+            # The tracer calls it before the flow, when it is not known whether the body will run.
+            # `TaskHost.run` calls it again, and then it runs.
             runs = request is None or request.called_directly or request._protected  # noqa: SLF001
             runs = runs or not self.idempotency_configuration.is_protected
-        else:  # also where there is no message, as in the worker's main process
+        else:  # without a request, as in the worker's main process, it runs
             runs = not getattr(request, "idempotency_without_body", False)
         return find(self)(*args, **kwargs) if runs else None
 
@@ -58,7 +64,7 @@ def _wrap_handler(name: str, find: Callable[[Task], Callable[..., Any]]) -> Call
 
 
 class OwnCall(NamedTuple):
-    """A running ``__call__``, and the body that its ``super().__call__`` runs."""
+    """A running ``__call__`` of a user's class, and the body that its ``super()`` call runs."""
 
     task: Task
     request: Context | None
