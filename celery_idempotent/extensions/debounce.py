@@ -26,7 +26,7 @@ class Debounce(Option):
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
-        """Checks the options; returns settings whose reservations outlast the quiet time."""
+        """Checks the options; returns settings whose reservations exceed the quiet time."""
         quiet, most = settings.debounce, settings.debounce_max_wait
         if quiet is None:
             raise SettingsError(
