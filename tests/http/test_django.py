@@ -65,6 +65,14 @@ def records() -> list[Any]:
 
 
 class TestUsers:
+    def test_a_user_keeps_the_key_over_a_new_session(self, alice: Any, key: str) -> None:
+        first = post(alice, "/payments", key, key)
+        again = post(browser("alice"), "/payments", key, key)
+
+        assert first.content == again.content
+        assert {"a", "b", "sessionid"} <= first.cookies.keys()
+        assert again.cookies.keys() == set()
+
     def test_without_a_user_the_error_names_the_way_out(self, key: str) -> None:
         middleware = create(IDENTITY=by_user)
         with pytest.raises(ImproperlyConfigured, match="below AuthenticationMiddleware"):

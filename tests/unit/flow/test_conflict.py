@@ -61,9 +61,7 @@ def test_a_copy_is_not_held_by_itself() -> None:
 def test_not_much_after_the_store_however_long_the_lease() -> None:
     settings = Settings(lease=7200.0)
     key = Key("shop.charge", "digest")
-    data = CallData(
-        None, key, settings, "1", "here/1", 1.0, put_back_count=20,
-    )  # fmt: skip
+    data = CallData(None, key, settings, "1", "here/1", 1.0, put_back_count=20)
     nothing: Any = None
     runtime: Any = SimpleNamespace(
         store=SimpleNamespace(node_of=lambda _: SimpleNamespace(outage=OutageLogger("shop")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from threading import get_ident
 from typing import Any
 
@@ -14,7 +13,6 @@ from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
 from celery_idempotent.core.record import RESULT, Payload, Record, State
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.extensions.encryption import Cipher
 from celery_idempotent.settings import Settings
 
 
@@ -64,11 +62,7 @@ class MemoryStorage:
             raise OSError("unavailable")
 
 
-def make_codec(
-    accept: Iterable[str] = SERIALIZERS,
-    offload_storage: MemoryStorage | None = None,
-    cipher: Cipher | None = None,
-) -> PayloadCodec:
+def make_codec(accept: Any = SERIALIZERS, offload_storage: Any = None, cipher: Any = None) -> Any:
     codec = PayloadCodec(ResultCodec(app), prepare_accept_content(list(accept)))
     codec.offload_storage = offload_storage
     codec.cipher = cipher
@@ -113,18 +107,5 @@ def decode_field(payload: Payload, field: str, codec: PayloadCodec) -> Any:
     return run_sync(codec.decode_field(payload, KEY, field))
 
 
-PLAIN: list[Any] = [
-    *(None, 0, 0.0, "", [], {}, False, True, -1, 1.5, 2**60, "Zürich", [1, {"a": [None]}]),
-]
-
-
 class OutOfStockError(Exception):
     """Of a module that every worker can import."""
-
-
-class Explodes:
-    def __reduce__(self) -> Any:
-        raise RuntimeError("secret")
-
-    def __json__(self) -> Any:
-        raise RuntimeError("secret")

@@ -17,16 +17,11 @@ from celery_idempotent.core.payload import value_codec
 from celery_idempotent.core.record import Payload, State
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.settings import Settings
-from tests.unit.payload.encoding import (
-    PLAIN,
-    SERIALIZERS,
-    Explodes,
-    MemoryStorage,
-    app,
-    decode,
-    encode,
-    make_codec,
-)
+from tests.unit.payload.encoding import SERIALIZERS, MemoryStorage, app, decode, encode, make_codec
+
+PLAIN: list[Any] = [
+    *(None, 0, 0.0, "", [], {}, False, True, -1, 1.5, 2**60, "Zürich", [1, {"a": [None]}]),
+]
 
 RICH = [
     *(datetime(2026, 11, 21, 12, 30, 15, 250), datetime(2026, 11, 21, tzinfo=timezone.utc)),
@@ -137,6 +132,13 @@ def test_a_value_that_is_too_large_leaves_the_reason() -> None:
     )
 
 
+class Explodes:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("secret")
+
+    __json__ = __reduce__
+
+
 def contains_itself() -> list[Any]:
     value: list[Any] = []
     value.append(value)
@@ -149,9 +151,9 @@ def contains_itself() -> list[Any]:
         (object(), "json", "object"),
         ({1, 2}, "json", "set"),
         (contains_itself(), "json", "list"),
-        (Explodes(), "json", "tests.unit.payload.encoding.Explodes"),
+        (Explodes(), "json", f"{__name__}.Explodes"),
         (lambda: 0, "pickle", "function"),
-        (Explodes(), "pickle", "tests.unit.payload.encoding.Explodes"),
+        (Explodes(), "pickle", f"{__name__}.Explodes"),
         (1, "nonesuch", "int"),
         ([1, {"a": (2, {3})}], "json", "set, inside a value of type list"),
         ({"a": {(1, 2): 3}}, "json", "tuple as a key, inside a value of type dict"),

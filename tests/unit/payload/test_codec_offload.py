@@ -54,9 +54,8 @@ class TestOffloadStorage:
         assert decode(error, codec=codec, state=State.FAILED).args == ("a",)
 
         assert len(storage.objects) == len(fields) + 1
-        assert all(
-            re.fullmatch(r"shop\.charge:digest:17(:[\w-]{12})?", name) for name in storage.objects
-        )
+        own = re.compile(r"shop\.charge:digest:17(:[\w-]{12})?")
+        assert all(map(own.fullmatch, storage.objects))
 
     def test_shows_no_value_that_is_too_large(self) -> None:
         """The object counts, and not its name."""
@@ -101,9 +100,8 @@ class TestOffloadStorage:
         storage.unavailable = True
 
         run_sync(codec.delete_record_objects(record_with(payload)))
-        run_sync(
-            codec.delete_record_objects(record_with(Payload("", b"\0\0\0\x09cut"), State.STARTED))
-        )
+        damaged = record_with(Payload("", b"\0\0\0\x09cut"), State.STARTED)
+        run_sync(codec.delete_record_objects(damaged))
         run_sync(make_codec().delete_record_objects(record_with(payload)))
 
         (message,) = caplog.messages
@@ -126,10 +124,9 @@ def test_on_an_event_loop_only_the_offload_storage_is_used_in_a_thread() -> None
 
         large = await codec.encode_result("x" * 10, settings, key=KEY, token=17)
         assert await codec.decode_outcome(record_with(large)) == ("x" * 10, False)
-        step = await codec.encode_result(
-            "y" * 10, settings, key=KEY, token=17, field=step_field("a")
-        )
-        assert await codec.decode_field(step, KEY, step_field("a")) == "y" * 10
+        field = step_field("a")
+        step = await codec.encode_result("y" * 10, settings, key=KEY, token=17, field=field)
+        assert await codec.decode_field(step, KEY, field) == "y" * 10
         await codec.delete_record_objects(record_with(large))
         await codec.delete_step_objects(steps.write("a", *step), KEY)
         assert storage.objects == {}

@@ -27,15 +27,10 @@ DATA = [
 def s3_settings() -> Iterator[dict[str, Any]]:
     """Settings of Celery's S3 backend, for a bucket of moto."""
     with MotoServer() as server:
-        url = f"http://{server.address}"
-        server.session.resource("s3", endpoint_url=url).create_bucket(Bucket="results")
-        yield {
-            "s3_endpoint_url": url,
-            "s3_access_key_id": "testing",
-            "s3_secret_access_key": "testing",
-            "s3_region": REGION,
-            "s3_bucket": "results",
-        }
+        url, bucket = f"http://{server.address}", "results"
+        server.session.resource("s3", endpoint_url=url).create_bucket(Bucket=bucket)
+        settings = {"s3_endpoint_url": url, "s3_region": REGION, "s3_bucket": bucket}
+        yield settings | {"s3_access_key_id": "testing", "s3_secret_access_key": "testing"}
 
 
 @pytest.fixture(params=["file", "s3", "memory", "redis"])

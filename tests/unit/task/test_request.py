@@ -62,9 +62,8 @@ def test_a_message_that_has_succeeded_without_its_task_is_counted(
     monkeypatch.setattr(worker, "counters", counters)
     monkeypatch.setattr(report, "counters", [counters.count])
     pid = os.getpid() if pid == 0 else pid
-    request = SimpleNamespace(
-        id="1", name="shop.charge", task=None, worker_pid=pid, app=shop(**conf)
-    )
+    request = SimpleNamespace(id="1", name="shop.charge", task=None, worker_pid=pid)
+    request.app = shop(**conf)
     request.delivery_info, request._received_ms = {"redelivered": True}, shared_counters.now_ms()
     if reached:
         counters.enter("1")
