@@ -19,10 +19,11 @@ def charge(order_id: Any, amount: Any = 0, note: Any = None, **more: Any) -> Non
 def pay(order_id: Any, amount: Any = 0) -> None: ...
 
 
-def difference(first: Any, second: Any, key: Any = ("order_id",), function: Any = charge) -> str:
+def difference(
+    first: Any, second: Any, key: Any = ("order_id",), function: Any = charge, explicit: Any = None
+) -> str:
     """Returns how the second call differs from the first one."""
     rule = rule_of(function, key)
-    explicit = "req-7f3a" if key is None else None
     keys = [rule.derive(args, {}, explicit_key=explicit) for args in (first, second)]
     assert str(keys[0]) == str(keys[1])
     assert keys[0].fingerprint != keys[1].fingerprint
@@ -72,7 +73,6 @@ ALL = SEVERAL.format(f"'order_id', {REST}")
         (NAMES, charge, (1, 30), (1, 40), SEVERAL.format(REST)),
         ("{order_id[id]}", charge, (ORDER, 30), (ORDER, 40), ALL),
         (lambda order_id, *_, **__: "one", charge, (1, 30), (1, 40), ALL),
-        (None, charge, (1, 30), (1, 40), ALL),
         ("{order_id:.0f}", pay, (30.1,), (30.2,), SEVERAL.format("'order_id', 'amount'")),
     ],
 )
@@ -80,6 +80,11 @@ def test_what_the_key_leaves_open(
     key: Any, function: Any, first: Any, second: Any, text: str
 ) -> None:
     assert difference(first, second, key, function) == text
+
+
+@pytest.mark.parametrize("key", [None, NAMES, "{order_id}"])
+def test_an_explicit_key_leaves_every_argument_open(key: Any) -> None:
+    assert difference((1, 30), (2, 40), key, explicit="req-7f3a") == ALL
 
 
 def test_no_value_is_shown() -> None:
