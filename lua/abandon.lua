@@ -1,21 +1,21 @@
 -- abandon: ends the lease of a dead process, so that the next begin takes over.
 --
--- The parent process has seen its child die, or is about to kill it. The token was in the child's memory, so
--- task id and worker identify the execution. The record gets a token that no execution has: a child that
--- lives a moment longer can neither extend the lease nor settle. If the child was sending the continuation,
--- the next delivery sends it.
+-- The worker's main process calls it when a process of its pool has died, or when it is about to kill one.
+-- Only that process knew the token, so the execution is found by task id and worker. The record gets a token
+-- that no execution has: a process that lives a moment longer can neither extend the lease nor settle. If it
+-- was sending the continuation, the next delivery sends it.
 --
 -- KEYS
 --   record             of the key or, if the key may run again, of the message
 -- ARGV
---   task_id            of the task that the child ran
---   worker             the child
+--   task_id            of the task that the process ran
+--   worker             the name of the process
 --   grace_ms           how long it may still live; 0 if it is dead
 --   reason             how the execution ends
 -- REPLIES
 --   ok                 the lease has ended
 --   sending            the execution had ended; the next delivery sends the continuation
---   lost               that child does not hold the record; the current record
+--   lost               that process does not hold the record; the current record
 
 local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
 local record = KEYS[1]

@@ -1,21 +1,29 @@
 -- begin: requests the right to run.
 --
--- A record is one unit of execution, which alone is renewed and settled: the key ("expired", TASK_ID) or the
--- message. A key that may run again has a turn besides: the token and the name of the record that holds it.
--- A slot is the record of one published message that has not begun. celery_idempotent/core/record/layout.py
--- describes the bytes.
+-- A record is one unit of execution, which alone is renewed and settled. Usually a key has one record. A key
+-- that may run again (idempotency_until "finished" or "started") has a record for each message, and a turn:
+-- the token and the name of the record that has the key now. A slot names the one message of a key that was
+-- published and has not begun; it is in the form of a record. core/record/layout.py describes the bytes.
 --
--- Letters: B begun, A alive (a heartbeat or a step has confirmed that it runs); b, a: the same after the end
--- of the lease; W waits, for a retry or for a message that has not begun; V value; T the value, and the
--- continuation is to be sent (t: by the next delivery); E error; D another task's outcome; X replaced by a
--- newer call, whose id is the body.
+-- The first byte of a record is a letter for its state:
+--   B  begun: an execution holds a lease
+--   A  alive: the same, and an extension or a step has confirmed that it runs
+--   b, a  the same after the end of the lease
+--   W  waits: reserved for a retry, or for a message that has not begun
+--   V  value: the result is stored
+--   T  the same, and one delivery is sending the continuation (t: the next delivery has to send it)
+--   E  error: it is stored, for all duplicates
+--   D  delegated: the outcome is that of another task, or of a newer message of the same key
+--   X  replaced: a newer call, whose task id is the body, has taken the key
 --
--- The first begin after the end of a lease only marks it and waits a tenth of the lease: an extension that
--- the network or a frozen server has delayed comes first. Only the death of a confirmed execution counts as
--- an attempt, since a begin may have been granted to nobody. A takeover extends before its body.
+-- A takeover takes two begins. The first one after the end of a lease only marks it, and the key stays held
+-- for a tenth of the lease: an extension that the network or a frozen server has delayed comes before the
+-- second. The death of an execution counts as an attempt only if it was confirmed (A), because the reply to
+-- a begin may have been lost, and nobody have run. An execution that takes over extends before its body.
 --
--- Every copy of a command carries a deadline, and the client sends the next copy after it: what is executed
--- is executed within the call. A begin that is sent again gets the same reply, and its lease begins anew.
+-- Every copy of a command carries a deadline, and the client sends the next copy after it. So whatever is
+-- executed is executed while the client waits. A begin that is sent again gets the same reply, and its lease
+-- begins anew.
 --
 -- KEYS
 --   record             of the key or, if the key may run again, of the message
@@ -53,7 +61,7 @@ local function reply(case, raw) return case .. ' ' .. seconds .. ' ' .. microsec
 local raw = redis.call('GET', record)
 local readable, letter, attempt, token, at, fp, id, by, owner, stored_tail, position, former, is_next
 if raw and string.find(raw, '^%c') then
-  raw, former = nil, raw  -- the turn of a key that does not run again any more
+  raw, former = nil, raw  -- a turn: the task's key could run again before a deploy, and cannot now
 elseif raw then
   readable, letter, attempt, token, at, fp, id, by, owner, stored_tail, position = pcall(struct.unpack, LAYOUT, raw)
   if not readable or not string.find(letter, '[WBAbaDTtVEX]') then
@@ -61,6 +69,7 @@ elseif raw then
   elseif fp ~= '' and fingerprint ~= '' and fp ~= fingerprint then
     return reply('reused', raw)
   end
+  -- The message that the record waits for: a retry, or the next one of a task that has replaced itself.
   is_next = string.find('WD', letter) and id == task_id and tonumber(generation) >= tonumber(owner)
   if string.find('VEX', letter) or letter == 'D' and not is_next or string.find('Tt', letter) and id ~= task_id then
     return reply('finished', raw)  -- most replays: reading the clock would take a quarter of their time
@@ -75,7 +84,8 @@ if now > tonumber(deadline_ms) then
   return reply('late', '')
 end
 
--- Returns what may still go on; marks a lease that has ended.
+-- Returns a record whose lease or reservation has not ended; else nil. A lease that has just ended is marked
+-- by a small letter, and lasts for another tenth: see the head.
 local function live(name, raw)
   if struct.unpack('>I6', raw, 10) > now then
     return raw
@@ -87,15 +97,18 @@ local function live(name, raw)
   end
 end
 
+-- Whether this delivery has begun the record before, and the reply was lost.
 local is_resent = raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter)
 local held = raw and not is_next and not is_resent and live(record, raw)
 if raw and not held and string.find('Tt', letter) then
+  -- The delivery that was to send the continuation has not, in its time: this one gets the right.
   raw = struct.pack(LAYOUT, 'T', attempt, token, now + lease_ms, #fp, fp, #id, id, #worker, worker, 0, '', #stored_tail,
     stored_tail) .. string.sub(raw, position)
   redis.call('SET', record, raw, 'KEEPTTL')
   return reply('send', raw)
 end
 local is_replaced = held and replaces == '1' and id ~= task_id
+-- Whether this message has begun before or has the slot, so that publishers rely on its coming back.
 local waits = turn and raw
 local waiting = slot and redis.call('GET', slot)
 if waiting then
@@ -105,9 +118,10 @@ if waiting then
     for _, name in ipairs({slot, record}) do
       redis.call('PEXPIRE', name, math.max(hold_ms, redis.call('PTTL', name)))
     end
-    held, waits = held or ready > now and redis.call('GET', slot), true
+    held, waits = held or ready > now and redis.call('GET', slot), true  -- until the end of its quiet time
   end
 end
+-- The highest token of the key so far; whether the record has the key, and not that of another message.
 local last, has_turn = token or 0, not turn
 local pointer = turn and redis.call('GET', turn) or former
 if pointer and not held then
@@ -120,7 +134,8 @@ if pointer and not held then
   if other and string.find(other, '^[WBAba]') then
     held = live(holder, other)
     if replaces == '1' or not held then
-      -- Its token is refused from now on. If replaced, its message has ended, and names the newer one.
+      -- The other record gets a token that no execution has, so its execution can write nothing more. If it
+      -- is replaced, its message has ended, and its body names the newer one.
       local letter, count, spent, at, fp, id, by, owner, stored_tail, position = struct.unpack(LAYOUT, other)
       local body = string.sub(other, position)
       if replaces == '1' or replaces == '2' and waiting then

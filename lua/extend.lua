@@ -1,6 +1,7 @@
 -- extend: renews the lease, stores a finished step, and confirms that the execution runs.
 --
--- An expired lease that was not taken over still belongs to its execution.
+-- The heartbeat calls it, and each step. A lease that has expired and was not taken over still belongs to its
+-- execution, and is renewed too.
 --
 -- KEYS
 --   record             of the key or, if the key may run again, of the message

@@ -1,6 +1,8 @@
--- forget: frees the key. The outcome of an execution that runs will be refused.
+-- forget: deletes the record of a key, for a person. An execution that runs goes on, and its outcome will be
+-- refused.
 --
--- Records of messages with an outcome stay, for their copies, and so do arguments that wait.
+-- Of a key that may run again, only the record that has the key is deleted. Records of messages that have
+-- ended stay, for copies of these messages, and so do the newest arguments of one that waits.
 --
 -- KEYS
 --   record             of the key, or of one message
@@ -26,7 +28,7 @@ local function reply(case, raw) return case .. ' ' .. clock[1] .. ' ' .. clock[2
 if now > tonumber(deadline_ms) then
   return reply('late')
 end
-local raw, holder = redis.pcall('GET', record)  -- an error if another program has stored another type
+local raw, holder = redis.pcall('GET', record)  -- a table with an error if the value is not a string
 if type(raw) == 'string' and string.find(raw, '^%c') then
   holder = string.sub(raw, 8)
   raw = redis.call('GET', holder)

@@ -1,8 +1,9 @@
 -- queue: reserves the key for a message that is about to be published, or gives a reservation back.
 --
--- The slot names the one message of the key that has been published and has not begun: that message is
--- enough, since its run will begin after this publish. Its arguments can be replaced by newer ones, which
--- wait as the body of the message's own record: they outlive the slot, and a takeover finds them there.
+-- The slot names the one message of the key that was published and has not begun. One is enough: its run
+-- will begin after this publish, and have all effects of it. Newer arguments can replace those of that
+-- message. They are stored as the body of its own record, where they outlive the slot, and where its begin
+-- and a takeover find them.
 --
 -- KEYS
 --   slot               of the key
@@ -31,7 +32,8 @@ local task_id, deadline_ms, hold_ms, fingerprint, tail, arguments, keep_ms, quie
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local function reply(case, raw) return case .. ' ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. (raw or '') end
--- In a slot, the token is the time until which quiet times can postpone the begin.
+-- In a slot, the field of the token has the time in milliseconds until which quiet times can postpone the
+-- begin, `at` the end of the current quiet time, and the body the name of the message's record.
 local function pack(letter, until_ms, at, fp, id, owner, tail, body)
   return struct.pack(LAYOUT, letter, 0, until_ms, at, #fp, fp, #id, id, 0, '', #owner, owner, #tail, tail) .. body
 end

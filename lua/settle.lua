@@ -1,7 +1,8 @@
 -- settle: ends an execution, and may write the result of the task as its result backend does.
 --
--- A value in the result backend that may be a success is left to Celery, which keeps it. Every serializer of
--- Celery writes these words as they are; compression may hide both of them.
+-- It writes the result only if the backend has none, or one that is certainly no success: Celery never
+-- overwrites a success. Every serializer of Celery writes the words "status" and "SUCCESS" as they are.
+-- Compression may hide both, and then the result is left to Celery.
 --
 -- KEYS
 --   record             of the key or, if the key may run again, of the message
@@ -41,7 +42,8 @@ if token ~= '0' then
     redis.call('SET', record, 'V' .. string.sub(raw, 2, 9) .. struct.pack('>I6', now) .. string.sub(raw, 16), 'KEEPTTL')
     return reply('ok')
   elseif not string.find('BAba', state) and (state ~= 'D' or letter ~= '') then
-    -- Settled before. WAIT counts only writes of its own connection, so this writes again.
+    -- Settled before, and sent again. With wait_replicas, a WAIT follows on this connection, which counts only
+    -- writes of its own connection, so this writes something.
     redis.call('PEXPIRE', record, math.max(retention_ms, redis.call('PTTL', record)))
     return reply('ok')
   end
