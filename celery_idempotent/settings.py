@@ -16,11 +16,12 @@ from celery_idempotent.core.record import OFFLOADED
 from celery_idempotent.errors import SettingsError
 
 PREFIX = "idempotency_"
-#: Also begins misspelt names such as ``idempotent_key``.
+#: A name that begins with it is compared with those of the options, so that misspelt ones such as
+#: ``idempotent_key`` are reported.
 SIMILAR_PREFIX = "idem"
 
 
-#: Whether a value is valid, and what it must be.
+#: A function that returns whether a value is valid, and the words of an error for what it must be.
 _Validator = tuple[Callable[[Any], bool], str]
 
 
@@ -29,7 +30,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _seconds(least: float) -> _Validator:
-    # The maximum catches typos: a few zeros too many would keep records for centuries.
+    # The maximum catches typos: with a few zeros too many, records would be kept for centuries.
     return (
         lambda value: _is_number(value) and least <= value <= 366 * 86400,
         f"seconds or a timedelta, at least {least:g}, at most a year",
@@ -101,7 +102,8 @@ def imported(option: str, path: str) -> Any:
 
 
 def _is_prefix(value: Any) -> bool:
-    # Braces mark the part of a name that determines its slot in a cluster.
+    # Redis Cluster hashes only the part of a name between braces. `StoreConfig` sets the braces
+    # itself, so that all names of a key have one slot.
     is_text = isinstance(value, str) and value != "" and value.isprintable()
     return is_text and not set(value) & set(" {}")
 
@@ -116,19 +118,21 @@ def _option(
     *,
     secret: bool = False,
     extension: str | Mapping[str | None, str] | None = None,
-    **more: str,
+    **properties: str,
 ) -> Any:
     """Returns a field.
 
     Args:
         secret: its value is never part of an error message or of the log.
-        extension: the module and class of its extension, or those of each value that has one.
-        more: ``scope``: ``task`` for tasks only, ``function`` for functions only, ``engine`` if no
-            single function can set it. ``since``: the first version that has it. ``mark``: begins
-            the format of a payload that it has changed.
+        extension: ``module:Class`` of the extension that carries it out, or a mapping with one for
+            each value that has one.
+        properties: ``scope``: ``task`` for tasks only, ``function`` for functions only, ``engine``
+            if no single function can set it. ``since``: the first version that has it. ``mark``:
+            the prefix of the format name of payloads that the option changes, such as by
+            encryption.
     """
     paths = {None: extension} if isinstance(extension, str) else extension or {}
-    metadata = {"validator": (is_valid, expected), "extensions": paths, **more}
+    metadata = {"validator": (is_valid, expected), "extensions": paths, **properties}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -336,7 +340,8 @@ class Settings:
     @cached_property
     def hold_ms(self) -> int:
         """Returns for how many milliseconds a message keeps its reservation; 0 without one."""
-        # A message that is put back returns within a lease.
+        # At least a lease: a message that is put back returns within a lease, and must still have
+        # its reservation then.
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.deduplicates else 0
 
     @cached_property
@@ -351,7 +356,7 @@ class Settings:
 
     @cached_property
     def extensions(self) -> tuple[Any, ...]:
-        """Returns those of them that take part in the flow of a call."""
+        """Returns those of `options` that take part in the flow of a call."""
         return tuple(option for option in self.options if option.in_flow)
 
     @cached_property
@@ -360,7 +365,7 @@ class Settings:
         return round(self.error_ttl * 1000)
 
     def may_run(self, attempt: int) -> bool:
-        """Returns whether the execution with this number runs, or the key is poisoned."""
+        """Returns whether the execution with this number runs; otherwise the key is poisoned."""
         return attempt <= self.max_attempts
 
     def replays(self, error: BaseException | None) -> bool:
@@ -415,15 +420,15 @@ def in_scope(scope: str) -> frozenset[str]:
     return frozenset(o.name for o in fields(Settings) if o.metadata.get("scope") == scope)
 
 
-#: By option: the module and class of its extension, which is imported if the option is set, or has
-#: this value.
+#: By option and value: ``module:Class`` of the extension, which is imported once a task sets the
+#: option to the value; None as the value stands for any.
 EXTENSIONS: Mapping[tuple[str, str | None], str] = {
     (option.name, value): path
     for option in fields(Settings)
     for value, path in option.metadata.get("extensions", {}).items()
 }
 
-#: The marks of the options that change payloads, by option.
+#: By option: the prefix that marks the format names of the payloads that the option has changed.
 MARKS: Mapping[str, str] = {
     option.name: mark for option in fields(Settings) if (mark := option.metadata.get("mark"))
 }
@@ -440,7 +445,7 @@ APP_OPTIONS: tuple[str, ...] = (
     "idempotency_metrics",
     "idempotency_redeliver_after",
 )
-#: Seconds.
+#: In seconds; `idempotency_redeliver_after` replaces it, and None switches redelivery off.
 DEFAULT_REDELIVER_AFTER = 60.0
 
 

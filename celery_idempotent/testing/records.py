@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 else:
     _TestCase = object
 
-#: Options that do not apply to a test server, which has no replicas.
+#: Options of the configured Redis, which the test server replaces (it has no replicas either).
 _DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_replicas")
+#: The task id in the records that `IsolatedRecords.crash` stores.
 _CRASHED_TASK = "crashed-task"
 
 
@@ -238,7 +239,8 @@ def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
         *,
         is_async: bool = False,
     ) -> None:
-        arguments.setdefault(store, (config, decode, view, is_async))  # isolations may be nested
+        # Isolations may be nested: the first arguments are the ones to restore.
+        arguments.setdefault(store, (config, decode, view, is_async))
         original(store, isolated(config), decode, view, is_async=is_async)
 
     for store in list(RecordStore.instances):

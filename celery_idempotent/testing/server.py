@@ -111,7 +111,8 @@ class RedisServer:
                 start_new_session=True,
             )
         self._end = weakref.finalize(self, _end, self._supervisor, folder, os.getpid())
-        # Another server may have taken the port meanwhile: only the socket is certainly this one's.
+        # Another server may have taken the port before this one listened on it. So the wait uses
+        # the socket, which is certainly this server's.
         self.url = f"redis+socket://{folder}/socket"
         self._wait_until_ready()
         port = options["port"]
@@ -153,6 +154,7 @@ class RedisServer:
 
 
 def _end(supervisor: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> None:
+    """Ends a private server, and deletes its folder."""
     if os.getpid() == owner_pid:  # a forked process leaves the server to its parent
         supervisor.communicate(b".")
         shutil.rmtree(folder, ignore_errors=True)
