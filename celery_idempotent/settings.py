@@ -76,10 +76,11 @@ def _is_client(value: Any) -> bool:
 
 
 def _is_database(value: Any) -> bool:
-    """Whether `value` is a path, an alias, or a blocking SQLAlchemy engine."""
+    """Whether `value` is a path, an alias, a blocking SQLAlchemy engine, or False for none."""
     if isinstance(value, str):
         return re.fullmatch(r"[\w-]+([.:]\w+)*", value) is not None
-    return value is None or (hasattr(value, "dialect") and not hasattr(value, "sync_engine"))
+    is_engine = hasattr(value, "dialect") and not hasattr(value, "sync_engine")
+    return is_engine or value is None or value is False
 
 
 def _is_path(value: Any) -> bool:
@@ -266,7 +267,7 @@ class Settings:
     # Group: Effects in a database
 
     #: The database whose transactions contain the body and its outcome: a SQLAlchemy engine, the
-    #: path of one, or a Django alias.
+    #: path of one, or a Django alias; False for none.
     transaction: Any = _secret(  # noqa: RUF009
         _is_database,
         "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
@@ -345,7 +346,7 @@ class Settings:
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.deduplicates else 0
 
     @cached_property
-    def options(self) -> tuple[Any, ...]:
+    def option_classes(self) -> tuple[Any, ...]:
         """Returns the :class:`.extension.Option` of each option that is set, where it has one."""
         chosen = [
             f"celery_idempotent.extensions.{path}"
@@ -356,8 +357,8 @@ class Settings:
 
     @cached_property
     def extensions(self) -> tuple[Any, ...]:
-        """Returns those of `options` that take part in the flow of a call."""
-        return tuple(option for option in self.options if option.in_flow)
+        """Returns those of `option_classes` that take part in the flow of a call."""
+        return tuple(option for option in self.option_classes if option.in_flow)
 
     @cached_property
     def error_ms(self) -> int:

@@ -38,7 +38,7 @@ class Replace(Extension):
                 f"{where}: idempotency_dedupe_publish keeps the newer call of {option} from being "
                 "published: remove it, or set idempotency_until = 'started'"
             )
-        if settings.transaction is not None:
+        if settings.transaction:
             raise SettingsError(
                 f"{where}: {option} cannot end a call with idempotency_transaction, whose commit "
                 "decides: choose one of them"

@@ -66,7 +66,7 @@ class Shadow(Extension):
         """Returns settings with which records hold facts only, and nothing waits."""
         if not settings.enabled:
             return settings
-        if settings.transaction is not None:
+        if settings.transaction:
             raise SettingsError(
                 f"{where}: idempotency_shadow cannot be used with idempotency_transaction, whose "
                 "body needs a connection: set idempotency_shadow = False on this task"

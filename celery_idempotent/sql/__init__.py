@@ -16,7 +16,7 @@ OPTION = "idempotency_transaction"
 
 def database_of(task: Any) -> Any:
     """Returns the `Database` of the task's transactions; None if it has none."""
-    return task.idempotency_configuration.settings.transaction
+    return task.idempotency_configuration.settings.transaction or None
 
 
 def databases(tasks: Iterable[Any]) -> set[Any]:

@@ -48,7 +48,11 @@ TABLE: list[tuple[str, list[Any], list[Any]]] = [
     ),
     ("max_result_size", [0, 1, 2**29], [-1, 2**29 + 1, 1.5, "1M", None, True]),
     ("offload_backend", [None, "file:///tmp/results"], ["", 5]),
-    ("transaction", [None, "default", "shop.db:engine"], ["", "no path", "mysql://shop", 5, len]),
+    (
+        "transaction",
+        [None, False, "default", "shop.db:engine"],
+        ["", "no path", "mysql://s", 0, len],
+    ),
     ("redis_url", [None, "redis://localhost"], ["", 5, b"redis://"]),
     ("key_prefix", ["i", "shop:idem"], ["", "a b", "a\n", "{shop}", "a{b", None, 5]),
     ("redis_options", [{}, {"master_name": "shop"}], ["master_name", 5, []]),

@@ -20,7 +20,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, prepare_accept_content, registry
 
-from celery_idempotent import settings
+from celery_idempotent import settings as definitions
 from celery_idempotent.core.configuration.store_config import check_location, store_config_of
 from celery_idempotent.core.flow.thread import Executor
 from celery_idempotent.core.key import Key
@@ -83,30 +83,30 @@ class TaskConfiguration:
         task_class: Any = task if isinstance(task, type) else type(task)
         try:
             check_option_names(app)
-            settings.check_names(attributes_of(task), task.name, TaskOptions.__annotations__)
+            definitions.check_names(attributes_of(task), task.name, TaskOptions.__annotations__)
             _check_prefixes(task_class, task.name)
-            options = settings.build(dict(_values_of(task, app)), task.name)
+            settings = definitions.build(dict(_values_of(task, app)), task.name)
             accept = accepted_content_types(app)
-            options = resolve(options, task.name, app, app.conf.result_serializer, accept)
-            if options.enabled:
+            settings = resolve(settings, task.name, app, app.conf.result_serializer, accept)
+            if settings.enabled:
                 _check_body(task_class.run, task.name)
                 _check_strategy(task_class, task.name)
             #: Whether calls go through the flow; otherwise they run as those of a plain task.
-            self.is_protected = options.enabled
+            self.is_protected = settings.enabled
             #: Whether every call runs as a plain task and is only counted.
-            self.in_shadow = options.shadow and options.enabled
-            self.settings = options
+            self.in_shadow = settings.shadow and settings.enabled
+            self.settings = settings
             # A task with ``pydantic=True`` in Celery 5.7 and later.
             dump = getattr(task_class.run, "dump_arguments", None)
             if dump is not None:
                 dump = partial(dump, bound=not _is_static(task_class))
             normalise = partial(normalised, task.serializer, dump=dump)
-            self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
+            self.rule = KeyRule(task.name, settings.key, _signature_of(task_class), normalise)
             #: Whether it was logged that calls of the task in a map run without protection.
             self.used_in_map = False
             #: The task's `extensions.label.Label`, which that option sets; None without a template.
             self.label: Any = None
-            for option in options.options:
+            for option in settings.option_classes:
                 option.configure(self)
         except SettingsError as error:
             raise ConfigurationError(str(error)) from None
@@ -179,8 +179,8 @@ def check_option_names(app: Celery) -> None:
     Raises:
         SettingsError: naming the setting and the most similar option.
     """
-    known = (*OPTIONS, *settings.APP_OPTIONS)
-    settings.check_names(_options_in(app), "the Celery configuration", known)
+    known = (*OPTIONS, *definitions.APP_OPTIONS)
+    definitions.check_names(_options_in(app), "the Celery configuration", known)
 
 
 def _options_in(app: Celery) -> Iterator[str]:
@@ -241,21 +241,21 @@ def _check_prefixes(task: Any, where: str) -> None:
 
 
 def resolve(
-    options: Settings, where: str, app: Celery | None, default: str, accept: frozenset[str]
+    settings: Settings, where: str, app: Celery | None, default: str, accept: frozenset[str]
 ) -> Settings:
-    """Checks `options`; returns them with a serializer, and as their extensions change them.
+    """Checks `settings`; returns them with a serializer, and as their extensions change them.
 
     Args:
         where: the task, for the error message.
-        default: the serializer if `options` have none.
+        default: the serializer if `settings` have none.
         accept: content types that are accepted when results are read.
 
     Raises:
         SettingsError: if one of them is unavailable, or the serializer's content type is not
             accepted.
     """
-    check_location(options)
-    serializer = options.serializer or default
+    check_location(settings)
+    serializer = settings.serializer or default
     if serializer not in registry.name_to_type:
         raise SettingsError(
             f"{where}: idempotency_serializer: kombu has no serializer {serializer!r}"
@@ -271,27 +271,27 @@ def resolve(
             f"{where}: idempotency_serializer {serializer!r} writes a content type that is not in "
             "result_accept_content (or accept_content): add it there, or set another serializer"
         )
-    if options.compression:
+    if settings.compression:
         from celery_idempotent.core.payload.compression import decompressor
 
         try:
-            decompressor(options.compression)
+            decompressor(settings.compression)
         except KeyError:
             raise SettingsError(
                 f"{where}: idempotency_compression must be gzip, bzip2, lzma or zstd, and installed"
-                f", not {options.compression!r}"
+                f", not {settings.compression!r}"
             ) from None
-    options = replace(options, serializer=serializer)
+    settings = replace(settings, serializer=serializer)
     # Shadow, the first option, comes last, because it switches others off.
-    for option in reversed(options.options):
-        options = option.resolve(options, where, app)
-    return options
+    for option in reversed(settings.option_classes):
+        settings = option.resolve(settings, where, app)
+    return settings
 
 
 def codec_of(
-    app: Celery | None, options: Settings, results: ResultCodec, accept: frozenset[str]
+    app: Celery | None, settings: Settings, results: ResultCodec, accept: frozenset[str]
 ) -> PayloadCodec:
-    """Returns the codec for these `options`.
+    """Returns the codec for these `settings`.
 
     Args:
         results: of the app.
@@ -301,8 +301,8 @@ def codec_of(
         SettingsError: if what an option needs for it cannot be read.
     """
     codec = PayloadCodec(results, accept)
-    for option in options.options:
-        option.extend_codec(codec, options, app)
+    for option in settings.option_classes:
+        option.extend_codec(codec, settings, app)
     return codec
 
 
@@ -376,11 +376,11 @@ def _django_task(body: Any) -> Any:
 _executors_lock = threading.Lock()
 
 
-def executor_of(app: Celery, options: Settings) -> Executor:
-    """Returns the app's executor for these options; tasks of one store share its connections."""
+def executor_of(app: Celery, settings: Settings) -> Executor:
+    """Returns the app's executor for these settings; tasks of one store share its connections."""
     try:
-        config = store_config_of(app, options)
-        identity = config, [getattr(options, name) for name in settings.MARKS]
+        config = store_config_of(app, settings)
+        identity = config, [getattr(settings, name) for name in definitions.MARKS]
         with _executors_lock:
             # Not a dictionary, because options such as encryption keys may not be hashable.
             executors: list[tuple[tuple[StoreConfig, Any], Executor]]
@@ -388,7 +388,7 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             for other_identity, executor in executors:
                 if other_identity == identity:
                     return executor
-            codec = codec_of(app, options, ResultCodec(app), accepted_content_types(app))
+            codec = codec_of(app, settings, ResultCodec(app), accepted_content_types(app))
             methods = PayloadCodec.decode, PayloadCodec.view
             decoders = (_decoder(app, codec, method) for method in methods)
             executor = Executor(RecordStore(config, *decoders), codec)
@@ -416,10 +416,10 @@ def _decoder(
 
 
 def _fusion_obstacle(
-    task: Task | type[Task], app: Celery, options: Settings, store: RecordStore
+    task: Task | type[Task], app: Celery, settings: Settings, store: RecordStore
 ) -> str:
     """Returns the reason why Celery writes the results of `task`; empty if the script can."""
-    if not options.fused_completion:
+    if not settings.fused_completion:
         return "idempotency_fused_completion is off"
     if task.ignore_result:
         return "its result is not kept (ignore_result)"

@@ -28,45 +28,45 @@ _NOT_OPTIONS = (
 )
 
 
-def check_location(options: Settings) -> None:
+def check_location(settings: Settings) -> None:
     """Rejects a URL that names no Redis server.
 
     Raises:
         SettingsError: as :func:`.url.check`.
     """
-    if options.redis_url is not None:
-        check(options.redis_url, options.redis_options or {})
+    if settings.redis_url is not None:
+        check(settings.redis_url, settings.redis_options or {})
 
 
-def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
-    """Returns the store configuration for these `options`.
+def store_config_of(app: Celery | None, settings: Settings) -> StoreConfig:
+    """Returns the store configuration for these `settings`.
 
     Args:
-        app: None for callers without an app, whose options must name a server.
+        app: None for callers without an app, whose settings must name a server.
 
     Raises:
         SettingsError: if no setting names a Redis server, or a setting is invalid.
     """
-    url, inherited = ("", {}) if options.redis_client else _url_and_options(app, options)
-    client = options.redis_client
+    url, inherited = ("", {}) if settings.redis_client else _url_and_options(app, settings)
+    client = settings.redis_client
     if isinstance(client, str):
         client = imported("idempotency_redis_client", client)
     return StoreConfig(
         url=url,
-        prefix=options.key_prefix,
-        options=_with_provider({**inherited, **(options.redis_options or {})}),
+        prefix=settings.key_prefix,
+        options=_with_provider({**inherited, **(settings.redis_options or {})}),
         client=client,
-        timeout=options.redis_timeout,
-        wait_replicas=options.wait_replicas,
+        timeout=settings.redis_timeout,
+        wait_replicas=settings.wait_replicas,
     )
 
 
-def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[str, Any]]:
-    if options.redis_url is not None:
+def _url_and_options(app: Celery | None, settings: Settings) -> tuple[str, dict[str, Any]]:
+    if settings.redis_url is not None:
         query: Mapping[str, Any] = {}
         with suppress(ValueError):  # the URL is invalid, which the store will report
-            query = url_to_parts(next(iter(parts_of(options.redis_url)), "")).query
-        return options.redis_url, chosen(query, ("credential_provider",))
+            query = url_to_parts(next(iter(parts_of(settings.redis_url)), "")).query
+        return settings.redis_url, chosen(query, ("credential_provider",))
     if app and (backend := _redis_backend(app)):
         return _of_backend(backend, app.conf.result_backend_transport_options or {})
     if app:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.soft_limit import SoftLimit
 from celery_idempotent.core.flow.values import Outcome, Settlement
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
@@ -53,8 +52,6 @@ class CallData(NamedTuple):
     hold_ms: int = 0
     #: Whether the call has a continuation: callbacks, the rest of a chain, a chord's count.
     continues: bool = False
-    #: The soft time limit of the message; None if a limit applies to an enclosing call instead.
-    soft_limit: SoftLimit | None = None
 
 
 class Host(Protocol):

@@ -2,9 +2,10 @@
 
 Celery's prefork pool raises SoftTimeLimitExceeded in a handler of SIGUSR1: in the main thread,
 between any two bytecodes. It could interrupt a begin, whose reply would be lost, or the storing of
-a result. Therefore the flow wraps the installed handler. The wrapper always calls the handler at
-once, and keeps an error that it raises outside the body. If that was before the body, it is raised
-in place of the body; after the body, or without one, it is dropped.
+a result. Therefore the flow wraps the handler, which the pool installs only after
+``worker_process_init``. The wrapper always calls the handler at once, and keeps an error that it
+raises outside the body. If that was before the body, it is raised in place of the body; after the
+body, or without one, it is dropped.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def predict(
     if outcome is not None and (is_poisoned or prediction.case in _CLAIMS):
         prediction = _predict_by_row(key, settings, outcome) or prediction
     sentence = prediction.sentence
-    for option in settings.options:
+    for option in settings.option_classes:
         sentence = option.explain(sentence, settings)
     return prediction._replace(sentence=sentence)
 

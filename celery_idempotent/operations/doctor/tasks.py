@@ -40,8 +40,8 @@ def check(app: Celery) -> Iterator[Finding]:
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.is_protected:
-            for extension in task.idempotency_configuration.settings.options:
-                for name, severity, *words in extension.findings(task):
+            for option in task.idempotency_configuration.settings.option_classes:
+                for name, severity, *words in option.findings(task):
                     yield Finding(name, Severity[severity.upper()], task.name, *words)
             yield from _check_options(task, is_periodic=task.name in periodic)
             yield from _check_canonical(task)

@@ -98,7 +98,7 @@ def _text(configuration: TaskConfiguration) -> str:
     settings, obstacle = configuration.settings, configuration.fusion_obstacle
     if not settings.enabled:
         return "unprotected (idempotency_enabled is False)"
-    default, options = Settings(), settings.options
+    default, options = Settings(), settings.option_classes
     if configuration.in_shadow:
         default = options[0].resolve(default, "", None)
     texts = [f"key by {configuration.rule.description}"]

@@ -55,6 +55,11 @@ class TestSourcesOfOptions:
         found = used.lease, used.store_result, used.redis_timeout, used.result_ttl
         assert found == (8, False, 1, 9)
 
+    def test_a_task_has_no_transaction_although_the_app_has(self) -> None:
+        app = celery(idempotency_transaction="default")
+
+        assert settings_of(app, idempotency_transaction=False).extensions == ()
+
     def test_a_custom_base_class(self) -> None:
         class Careful(IdempotentTask):
             abstract = True

@@ -215,7 +215,7 @@ def _reserve(publication: Publication, key: Key, *, takes_newest: bool) -> Recor
     newest: dict[str, Any] = {}
     if not configuration.in_shadow:
         options["headers"] = with_derived_key(options.get("headers"), key, task_id)
-        for option in settings.options if takes_newest else ():
+        for option in settings.option_classes if takes_newest else ():
             newest |= option.reserving(settings, publication)
     hold_ms = round(hold_for({"expires": task.expires, **options}, settings.reservation_ttl) * 1000)
     record_key, collapses = configuration.record_key(key, task_id), settings.collapses

@@ -133,7 +133,6 @@ class TaskHost:
             # Read here, because older versions of Celery empty `request.chain` when they send it.
             # In shadow, Celery sends the continuation regardless of the record.
             continues=not configuration.in_shadow and continuation.has_continuation(request),
-            soft_limit=None if request.is_eager else soft_limit_of(request),
         )
         self.headers, extensions = headers, configuration.settings.extensions
         if headers.forgets and not configuration.in_shadow:
@@ -184,9 +183,10 @@ class TaskHost:
         outer = current_host.get()
         try:
             current_host.set(self)
-            if not self.request.is_eager:
-                running.add(self)
-            return run_flow(partial(execute, self.call), self.data.soft_limit)
+            if self.request.is_eager:  # a limit applies to the message around this call
+                return run_flow(partial(execute, self.call))
+            running.add(self)
+            return run_flow(partial(execute, self.call), soft_limit_of(self.request))
         finally:
             self.request.id = self._message_id
             running.discard(self)
