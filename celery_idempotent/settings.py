@@ -446,7 +446,7 @@ APP_OPTIONS: tuple[str, ...] = (
     "idempotency_metrics",
     "idempotency_redeliver_after",
 )
-#: In seconds; `idempotency_redeliver_after` replaces it, and None switches redelivery off.
+#: In seconds; the setting ``idempotency_redeliver_after`` replaces it.
 DEFAULT_REDELIVER_AFTER = 60.0
 
 

@@ -151,7 +151,10 @@ class Changes:
         return changes.forget(Target(view.key, view), self._context.tasks, user=user, force=force)
 
     def _rerun(self, request: Request, shown: ShownRecord, *, repeat: bool) -> str:
-        """Runs a call again if it or its record is unchanged; returns the case."""
+        """Runs a call again if it is as it was shown; returns the case.
+
+        Without a record in Redis, the call may still have an outcome in a database.
+        """
         view = self._context.find(shown[0])
         call = self._ended_call(shown[0], view)
         if view is None and call is None:

@@ -119,6 +119,6 @@ class Range(NamedTuple):
     tasks: dict[str, Counter[str]]
 
     def sums(self, names: Iterable[str]) -> list[int]:
-        """Returns the bars of all these counters together."""
+        """Returns, for each bar of the chart, the sum of these counters."""
         series = [self.numbers.get(name, [0] * (self.seconds // self.bar)) for name in names]
         return [sum(column) for column in zip(*series, strict=True)]

@@ -63,7 +63,7 @@ class Entry:
         conflict = isinstance(error, ConflictError)
         self.decision, self.error = Decision.CONFLICT if conflict else Decision.REJECTED, error
 
-    def begun(self, call: Call, end: End | BaseException | None) -> None:
+    def set_decision(self, call: Call, end: End | BaseException | None) -> None:
         """Sets the decision from the `end` of the flow of `call`; None if it reached its body."""
         if end is None:
             assert call.grant is not None
@@ -194,14 +194,14 @@ class BaseBatch(TwoPartFlows, Sequence[Entry]):
             assert call.grant is not None
             call.grant.execution.check()
 
-    def _begun(self) -> None:
+    def _after_begin(self) -> None:
         """Sets the decisions of all entries."""
         ends = self._ends
         unavailable = [end for end in ends.values() if isinstance(end, StoreUnavailableError)]
         if unavailable and len(unavailable) == len(self._calls):
             raise unavailable[0]
         for call, entry in self._calls.items():
-            entry.begun(call, ends[call])
+            entry.set_decision(call, ends[call])
             if entry.decision is Decision.RUN:
                 self._pending[entry.key] = call
 

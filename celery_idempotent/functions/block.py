@@ -93,7 +93,7 @@ class BaseBlockExecution(TwoPartFlows):
             raise IdempotencyError(f"{self.key} is not to be run: the decision is {self.decision}")
         return self._execution
 
-    def _begun(self) -> None:
+    def _after_begin(self) -> None:
         """Sets the decision, and makes the execution the current one."""
         end = self._ends[self._call]
         if end is None:

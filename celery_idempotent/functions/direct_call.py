@@ -244,9 +244,9 @@ class TwoPartFlows:
         self._ends: dict[Call, End | BaseException | None] = {}
 
     def __del__(self) -> None:
-        self._close()
+        self._close()  # the caller has never ended the block or batch
 
-    def _begun(self) -> None:
+    def _after_begin(self) -> None:
         """Called by `_begin` when all flows have reached their bodies or ended."""
         raise NotImplementedError
 
@@ -259,7 +259,7 @@ class TwoPartFlows:
         self._begun_calls = calls
         try:
             await self._drive(lambda: self._run({call: execute_to_body(call) for call in calls}))
-            self._begun()
+            self._after_begin()
         except BaseException as error:
             await self._end(error, reason or error)
             raise
@@ -290,7 +290,7 @@ class TwoPartFlows:
                 call.close()
 
     async def _settle(self, outcomes: Mapping[Call, Outcome]) -> None:
-        """Runs those of the flows that are at their bodies to their ends."""
+        """Runs the flows to their ends, except those that are not at their bodies."""
         at_body = {call: outcome for call, outcome in outcomes.items() if call.at_body}
         await self._run({call: execute_from_body(call, at_body[call]) for call in at_body})
 

@@ -163,7 +163,7 @@ def shorten_lock(app: Celery) -> None:
 
 
 def declare_exchanges(channel: Any, queues: Iterable[Any]) -> None:
-    """Declares the exchanges of `queues`, all those of the app, in this process.
+    """Declares the exchanges of `queues`, which are all queues of the app, in this process.
 
     A search restores the messages of all workers. kombu would lose those of an exchange that this
     process has not declared, unless the exchange is direct.

@@ -127,7 +127,10 @@ class SQLAlchemySession(Session):
             )
 
     def begin_body(self) -> None:
-        """Sets a savepoint, in which an ORM ``Session`` nests, and refuses commits from now on."""
+        """Sets a savepoint, in which an ORM ``Session`` nests, and refuses commits from now on.
+
+        Inside another session, `begin` has set the savepoint, and that session refuses commits.
+        """
         if self._outer is not None:
             self._savepoint = self._transaction
             return

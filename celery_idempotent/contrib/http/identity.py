@@ -65,8 +65,8 @@ def by_cookie(name: str) -> Callable[[Any], str | None]:
     """Identifies a client by a cookie that only it has, such as its session cookie.
 
     A client is not identified if the cookie is absent, empty or sent with several values, since
-    frameworks differ in which they use. A signed session changes with each write: no one is
-    identified.
+    frameworks differ in which they use. A cookie that contains a signed session identifies nobody,
+    because it changes with each write to the session.
 
     Raises:
         ValueError: if `name` cannot be the name of a cookie.

@@ -146,7 +146,7 @@ class Call:
         await self.give_back()
 
     async def give_back(self) -> None:
-        """Releases the key if it is still held.
+        """Releases the key if the call still has it.
 
         A signal handler may have interrupted the flow at any line. If the reply to a begin was not
         processed yet, the begin is sent again, and Redis replies with the same grant, if any.

@@ -126,7 +126,11 @@ class PayloadCodec:
     async def protect(
         self, payload: Payload, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
+        """Encrypts a payload of :class:`ValueCodec`, and offloads it if it is too large.
+
+        The arguments and errors are those of :meth:`encode_result`. A payload without a format is
+        only the reason why a value is not stored, and stays as it is.
+        """
         if not payload.format:
             return payload
         payload = self._encrypt(payload, key, field)

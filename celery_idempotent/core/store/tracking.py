@@ -240,6 +240,7 @@ class TrackedServer:
 
     async def _listen(self, reader: Any, receiver: Any) -> None:
         """Receives until a connection is lost, or no call has waited for `IDLE_TIMEOUT`."""
+        # `is_checked`: a PING was sent, and nothing has been received since.
         used_at, is_checked = monotonic(), False
         try:
             while monotonic() - used_at < IDLE_TIMEOUT:

@@ -399,7 +399,7 @@ class IdempotentTask(TaskOptions, Task):
             headers = message_headers.as_mapping(options.get("headers"))
         except (TypeError, ValueError):
             if function == "apply_async":
-                raise  # as Celery does, which does not read the headers of an eager call
+                raise  # Celery refuses them, too; of an eager call it does not read them
         options = {**options, "headers": headers}
         names = (*headers, *(kwargs if isinstance(kwargs, Mapping) else ()))
         if configuration.is_protected and not in_shadow and call_options.names_any(names):
@@ -523,7 +523,7 @@ class IdempotentTask(TaskOptions, Task):
         """Deletes the record of a call with these arguments; returns whether there was one.
 
         The next call runs. Copies of messages that have ended in an error still get that error.
-        This also deletes the row of the call.
+        With ``idempotency_transaction``, this also deletes the row of the call in the database.
 
         Args:
             force: also forget a running call. It is not stopped, another execution can begin beside
