@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from celery_idempotent.core.flow.extension import Option
+from celery_idempotent.core.task.message.eta import delay_of
 from celery_idempotent.core.task.publish.dedupe import Publication
-from celery_idempotent.core.task.publish.put_back import delay_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
 

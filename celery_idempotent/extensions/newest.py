@@ -34,7 +34,7 @@ from celery_idempotent.core.flow.values import (
 from celery_idempotent.core.record import ARGUMENTS, Payload, Record, layout, steps
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.publish.dedupe import Publication
-from celery_idempotent.core.task.publish.put_back import change_arguments
+from celery_idempotent.core.task.publish.message_copy import representations
 from celery_idempotent.errors import CorruptRecordError, NotReadyError, ResultNotStoredError
 from celery_idempotent.settings import Settings
 
@@ -103,7 +103,7 @@ class Newest(Extension):
             payload = Payload(*stored)
             newest = await call.codec.decode_field(payload, key, ARGUMENTS, accept)
             args, kwargs = [*newest[0]], {**newest[1]}
-            change_arguments(call.sender.app, host.request, args, kwargs)
+            _change_arguments(call.sender.app, host.request, args, kwargs)
             host.use_arguments(args, kwargs)
             call.tail = call.sender.idempotency_configuration.tail_of(args, kwargs)
         except (IndexError, KeyError, TypeError, ValueError):
@@ -143,3 +143,17 @@ class Newest(Extension):
             return AGAIN
         report(table.REPLAYED, call, record=record)
         return Answer(Failure(value) if failed else Result(value), record, replayed=True)
+
+
+def _change_arguments(app: Any, request: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Gives the message of `request`, whose body is about to run, other arguments.
+
+    Celery's tracer has the same list and dictionary as the request, so they are changed in place.
+    """
+    request.update(representations(request, args, kwargs, app))
+    if isinstance(request.args, list):
+        request.args[:] = args
+    else:
+        request.args = args
+    request.kwargs.clear()
+    request.kwargs.update(kwargs)

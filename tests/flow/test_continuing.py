@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
-from celery_idempotent.core.task.publish.put_back import seconds_until
+from celery_idempotent.core.task.message.eta import seconds_until
 from tests.flow.deliveries import Deliveries, End, Make, Offer, record_of
 
 

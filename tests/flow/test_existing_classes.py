@@ -13,7 +13,7 @@ from celery.exceptions import Ignore
 
 from celery_idempotent import IdempotentTask, State
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
-from celery_idempotent.core.task.publish.put_back import with_derived_key
+from celery_idempotent.core.task.publish.message_copy import with_derived_key
 from tests.flow.deliveries import Deliveries
 
 HANDLERS = ("before_start", "on_success", "on_failure", "after_return")

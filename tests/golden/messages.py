@@ -11,7 +11,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
 from celery_idempotent.core.task.message import canvas
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
-from celery_idempotent.core.task.publish.put_back import next_headers, with_derived_key
+from celery_idempotent.core.task.publish.message_copy import retry_headers, with_derived_key
 from celery_idempotent.core.task.publish.replacement import mark_replaced
 from celery_idempotent.operations.doctor import key_snapshot
 from tests.golden import cases
@@ -46,7 +46,7 @@ def is_put_back(shop: Shop, kept: Any) -> None:
 def retry(shop: Shop) -> dict[str, Any]:
     headers = MessageHeaders(EXPLICIT).write(TASK, FIRST)
     headers["idempotency_result_ttl"] = 600
-    headers = next_headers(TASK, FIRST, headers, {"mine": 1})
+    headers = retry_headers(TASK, FIRST, headers, {"mine": 1})
     shop.call("charge", task_id=FIRST, headers=headers)
     return headers
 

@@ -15,7 +15,7 @@ from celery import Celery
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.task.publish import put_back
+from celery_idempotent.core.task.publish.message_copy import with_derived_key
 from celery_idempotent.extensions import outbox
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.sql.database import Database
@@ -105,7 +105,7 @@ def test_too_many_rollbacks_are_the_error_of_the_task(shop: Shop, more: int) -> 
     """Requeues because of conflicts do not count."""
     key = shop.charge.idempotency_key_of(shop.order, 0)
     requeued = {"put_back_count": MAX_ROLLBACKS}
-    headers = put_back.with_derived_key(None, key, shop.order, **requeued)
+    headers = with_derived_key(None, key, shop.order, **requeued)
     message = shop.publish(0, task_id=shop.order, headers=headers)
     for _ in range(MAX_ROLLBACKS):
         assert shop.deliver_and_roll_back(message).state == "ignored"

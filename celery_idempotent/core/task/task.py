@@ -456,14 +456,11 @@ class IdempotentTask(TaskOptions, Task):
         host, in_shadow = _host_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and host is None:
             return super().signature_from_request(request, *args, **options)
-        from celery_idempotent.core.task.publish import put_back
+        from celery_idempotent.core.task.publish import message_copy
 
-        key = host.call.key if host else None
-        new_headers = options.get("headers")
-        if new_headers is not None:
-            new_headers = message_headers.as_mapping(new_headers)
+        key, new_headers = host.call.key if host else None, options.get("headers")
         try:
-            options["headers"] = put_back.next_headers(
+            options["headers"] = message_copy.retry_headers(
                 self.name, id_text(request.id), request.headers, new_headers, key
             )
         except IdempotencyError as error:
@@ -474,9 +471,9 @@ class IdempotentTask(TaskOptions, Task):
             return super().signature_from_request(request, *args, **options)
         if host is not None:
             request.idempotency_headers_again = options["headers"]
-        options = put_back.adapt_to_delayed_delivery(self.app, request, options)
+        options = message_copy.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
-        put_back.copy_properties(signature, request, options)
+        message_copy.copy_properties(signature, request, options)
         return signature
 
     def replace(self, sig: Signature) -> Any:

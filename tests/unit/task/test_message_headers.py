@@ -13,7 +13,7 @@ from celery.app.task import Context
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, bind
-from celery_idempotent.core.task.publish import put_back
+from celery_idempotent.core.task.publish import message_copy
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.conftest import shop, task_in
 
@@ -34,11 +34,11 @@ def with_explicit_key(headers: Any, key: Any, task_id: str = ID) -> dict[str, An
 
 
 def for_retry(headers: Any, given: Any, key: Key | None = None) -> dict[str, Any]:
-    return put_back.next_headers("shop.charge", ID, headers, given, key)
+    return message_copy.retry_headers("shop.charge", ID, headers, given, key)
 
 
 def with_derived_key(headers: Any, key: Key, *, put_back_count: int = 0) -> dict[str, Any]:
-    return put_back.with_derived_key(headers, key, ID, put_back_count=put_back_count)
+    return message_copy.with_derived_key(headers, key, ID, put_back_count=put_back_count)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}, {"idempotency_key": None}], ids=repr)
@@ -48,7 +48,7 @@ def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
 
 
 def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> None:
-    headers = put_back.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
+    headers = message_copy.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
 
     assert read(headers).forgets == 2**56 - 1
     assert read(headers, task_id=ANOTHER) == MessageHeaders()
@@ -62,7 +62,7 @@ EXPLICIT = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
     [
         (with_derived_key({"other": 1}, KEY, put_back_count=3), {"key": KEY, "put_back_count": 3}),
         (
-            put_back.with_derived_key(None, KEY, ID, put_back_count=3, rollback_count=2),
+            message_copy.with_derived_key(None, KEY, ID, put_back_count=3, rollback_count=2),
             {"key": KEY, "put_back_count": 3, "rollback_count": 2},
         ),
         (with_derived_key(None, EXPLICIT), {"key": EXPLICIT}),
@@ -182,7 +182,7 @@ def test_a_retry_does_not_wait_as_its_message_did() -> None:
     """
     waits = message_headers.Waits(1, 17, ANOTHER)
     fields = {"put_back_count": 3, "rollback_count": 2, "forgets": 9, "waits": waits}
-    headers = put_back.with_derived_key(None, KEY, ID, **fields)
+    headers = message_copy.with_derived_key(None, KEY, ID, **fields)
     assert read(headers).waits == waits
 
     for given in (None, {**headers, "mine": 2}):
@@ -232,9 +232,9 @@ class TestAnotherMessagesHeaders:
         assert read(headers) != MessageHeaders()
 
     def test_are_replaced_by_those_of_the_message(self, headers: dict[str, Any]) -> None:
-        again = put_back.with_derived_key(headers, KEY, ANOTHER)
+        again = message_copy.with_derived_key(headers, KEY, ANOTHER)
         assert read(again, task_id=ANOTHER) == MessageHeaders(key=KEY)
-        assert put_back.next_headers("shop.charge", ANOTHER, headers, None) == {"other": 1}
+        assert message_copy.retry_headers("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
         same = with_explicit_key(headers, "req-7", ANOTHER)
         assert read(same, task_id=ANOTHER) == MessageHeaders("req-7")

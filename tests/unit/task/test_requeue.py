@@ -11,6 +11,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_idempotent.core.task.message.eta import hold_for, seconds_until
 from celery_idempotent.core.task.publish import put_back
 from tests.unit.conftest import shop, task_in
 
@@ -81,7 +82,7 @@ ETAS: dict[str, Any] = {
 @pytest.mark.parametrize("eta", ETAS.values(), ids=ETAS)
 def test_the_seconds_until_an_eta(eta: Any) -> None:
     # IN_A_WEEK is from the import; the suite may have been running for an hour.
-    assert timedelta(days=6) < timedelta(seconds=put_back.seconds_until(eta)) <= timedelta(days=7)
+    assert timedelta(days=6) < timedelta(seconds=seconds_until(eta)) <= timedelta(days=7)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_the_seconds_until_an_eta(eta: Any) -> None:
     [(None, 0), (0, 0), (2, 2), (0.5, 0.5), (IN_A_WEEK - timedelta(days=8), 0)],
 )
 def test_the_seconds_of_a_countdown_and_of_a_past_eta(countdown: Any, seconds: float) -> None:
-    assert put_back.seconds_until(countdown) == seconds
+    assert seconds_until(countdown) == seconds
 
 
 RESERVED: dict[str, tuple[dict[str, Any], float]] = {
@@ -106,4 +107,4 @@ RESERVED: dict[str, tuple[dict[str, Any], float]] = {
 
 @pytest.mark.parametrize(("options", "seconds"), RESERVED.values(), ids=RESERVED)
 def test_a_key_is_reserved_until_a_message_is_due_or_expires(options: Any, seconds: float) -> None:
-    assert put_back.hold_for(options, lease=60.0) == seconds
+    assert hold_for(options, lease=60.0) == seconds

@@ -10,9 +10,10 @@ again, so that a deploy in between does not change the key. It is one text:
 replaces.
 
 That is why a retry keeps its key, also with other arguments:
-`IdempotentTask.signature_from_request` takes the key of the running call, `put_back.next_headers`
-writes it into this header, and `resolve_key` prefers the header to the rule. Meanwhile, the end of
-the first execution reserves the key for the message's id (`commands.reserve_retry`).
+`IdempotentTask.signature_from_request` takes the key of the running call,
+`message_copy.retry_headers` writes it into this header, and `resolve_key` prefers the header to the
+rule. Meanwhile, the end of the first execution reserves the key for the message's id
+(`commands.reserve_retry`).
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
@@ -140,10 +141,9 @@ class MessageHeaders(NamedTuple):
         fields = [message, _digest_of_explicit(self.explicit_key)]
         if self.key is not None:
             rollbacks = f"-{self.rollback_count}" if self.rollback_count else ""
-            fields += [self.key.digest, self.key.fingerprint.hex()]
-            fields.append(f"{self.put_back_count}{rollbacks}")
-            if self.forgets:
-                fields.append(str(self.forgets))
+            count = f"{self.put_back_count}{rollbacks}"
+            fields += [self.key.digest, self.key.fingerprint.hex(), count]
+            fields += [str(self.forgets)] if self.forgets else []
         if self.waits is not None:
             written[WAITS_HEADER] = " ".join(map(str, (message, *self.waits)))
         if any(fields[1:]):

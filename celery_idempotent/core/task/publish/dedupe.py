@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -15,17 +14,17 @@ from celery.states import READY_STATES, REVOKED
 
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import About, log_extra, report, report_refused
+from celery_idempotent.core.events.report import About, report, report_refused
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.replay import replacement_error
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.eta import hold_for
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
-from celery_idempotent.core.task.publish.put_back import hold_for, with_derived_key
+from celery_idempotent.core.task.publish.message_copy import with_derived_key
 from celery_idempotent.core.task.publish.result import RecordResult
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -33,8 +32,6 @@ from celery_idempotent.errors import (
     KeyRuleError,
     StoreUnavailableError,
 )
-
-logger = logging.getLogger(__name__)
 
 #: Options which show that something depends on the call: callbacks, the rest of a canvas, or those
 #: who already wait for its id (of the last task of a canvas, or of a replacement, with a parent).
@@ -72,20 +69,12 @@ class Publication:
     kwargs: Any
     #: Of `apply_async`.
     options: dict[str, Any]
-    #: Whether the caller has chosen its task id, under which others may wait for the result.
-    has_own_id: bool
+    #: Whether callbacks or the rest of a canvas depend on it.
+    in_canvas: bool
+    #: Whether its message is sent even if it is a duplicate.
+    is_always_sent: bool
     #: Has the key once that is known.
     about: About
-
-    @property
-    def is_in_canvas(self) -> bool:
-        """Whether a continuation, or the rest of a canvas, depends on this call."""
-        return any(map(self.options.get, _CANVAS_OPTIONS))
-
-    @property
-    def is_always_sent(self) -> bool:
-        """Whether its message is sent even if it is a duplicate."""
-        return self.has_own_id or self.is_in_canvas
 
 
 def publish(
@@ -106,7 +95,8 @@ def publish(
     Args:
         options: of the call; the headers in it are replaced.
         send: publishes the message with arguments and options.
-        has_own_id: as in `Publication`.
+        has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
+            message is sent even if it is a duplicate.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -114,8 +104,11 @@ def publish(
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
-    about = About(task, task.name, task_id)
-    publication = Publication(task, args or (), kwargs or {}, options, has_own_id, about)
+    in_canvas, about = any(map(options.get, _CANVAS_OPTIONS)), About(task, task.name, task_id)
+    is_always_sent = has_own_id or in_canvas
+    publication = Publication(
+        task, args or (), kwargs or {}, options, in_canvas, is_always_sent, about
+    )
     decision, record = _decide(publication)
     args, kwargs, about = publication.args, publication.kwargs, publication.about
     if decision is DUPLICATE and configuration.in_shadow:
@@ -157,7 +150,7 @@ def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
     """
     options, configuration = publication.options, publication.task.idempotency_configuration
     settings, in_shadow = configuration.settings, configuration.in_shadow
-    in_canvas, is_sent = publication.is_in_canvas, publication.is_always_sent
+    in_canvas, is_sent = publication.in_canvas, publication.is_always_sent
     if any(map(options.get, _CONTINUING)):
         return SEND, None
     if in_canvas and (in_shadow or not settings.takes_newest):
@@ -240,7 +233,7 @@ def _free_key(about: About, record: Record) -> bool:
     """
     configuration: TaskConfiguration = about.sender.idempotency_configuration
     settings = configuration.settings
-    if record.state is State.RESERVED and _has_ended(about.sender, record):
+    if record.state is State.RESERVED and _has_ended(about, record):
         key = configuration.record_key(about.key, record.task_id)
         command = commands.give_back(key, record.task_id)
         if record.awaited:  # its retry is reserved in the record, and not in the slot
@@ -253,17 +246,16 @@ def _free_key(about: About, record: Record) -> bool:
     return True
 
 
-def _has_ended(task: Task, record: Record) -> bool:
+def _has_ended(about: About, record: Record) -> bool:
     """Returns whether the result backend shows that the message of a reservation has ended.
 
     A retry may still be pending if Celery has stored an outcome, namely that of a body that has
     called ``self.retry(throw=False)``. Only a revoked retry has ended.
     """
     try:
-        state = task.AsyncResult(record.task_id).state
+        state = about.sender.AsyncResult(record.task_id).state
     except Exception as error:
-        task_id, extra = record.task_id, log_extra(None, task_id=record.task_id)
-        logger.debug("Cannot read the state of task %s: %s", one_line(task_id), error, extra=extra)
+        report(table.RESULT_UNREADABLE, about._replace(task_id=record.task_id), error=error)
         return False
     return state == REVOKED or (state in READY_STATES and not record.awaited)
 

@@ -41,7 +41,8 @@ from celery_idempotent.core.payload.value_codec import JSON, dump, load
 from celery_idempotent.core.record import message_field
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, id_text
-from celery_idempotent.core.task.publish import put_back
+from celery_idempotent.core.task.publish.message_copy import only_to_queue, with_derived_key
+from celery_idempotent.core.task.publish.put_back import confirming_producer
 from celery_idempotent.errors import CorruptRecordError
 
 MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
@@ -231,14 +232,14 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     options = signature.options
     task_id, headers = options["task_id"], options.get("headers")
     carried = MessageHeaders.read(signature.task, task_id, headers)
-    headers = put_back.with_derived_key(headers, carried.key or key, task_id, forgets=token)
+    headers = with_derived_key(headers, carried.key or key, task_id, forgets=token)
     headers |= {name: options.pop(name) for name in _STAMPS if name in options}
     for link in options.get("chain", ()):
         if isinstance(link.get("options"), dict):
             link["options"].pop("chord", None)
     if queue := options.get("queue"):
         known = signature.app.amqp.queues.get(queue)
-        signature.set(**put_back.only_to_queue(queue), declare=[known] if known else [])
-    with put_back.confirming_producer(signature.app) as producer:
+        signature.set(**only_to_queue(queue), declare=[known] if known else [])
+    with confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)

@@ -115,7 +115,7 @@ class TaskHost:
         self.began_at = monotonic()
         hold_ms = settings.hold_ms
         if hold_ms and request.expires is not None:
-            from celery_idempotent.core.task.publish.put_back import seconds_until
+            from celery_idempotent.core.task.message.eta import seconds_until
 
             hold_ms = max(1, min(hold_ms, round(seconds_until(request.expires) * 1000)))
         self.data = CallData(
@@ -275,7 +275,7 @@ class TaskHost:
         depth = self.data.generation - self.data.generation % continuation.GENERATIONS
         awaited = depth + int(options.get("retries") or self.request.retries + 1)
         delay = {} if self.request.is_eager else options
-        from celery_idempotent.core.task.publish.put_back import hold_for
+        from celery_idempotent.core.task.message.eta import hold_for
 
         return Release(hold=hold_for(delay, self.data.settings.lease), awaited=awaited)
 

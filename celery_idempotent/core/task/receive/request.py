@@ -39,9 +39,10 @@ from celery_idempotent.core.record import State, layout
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.task.message import continuation, message_headers
+from celery_idempotent.core.task.message.eta import seconds_until
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
-from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until, was_put_back
+from celery_idempotent.core.task.publish.message_copy import CONTENT_TYPE, was_put_back
 from celery_idempotent.core.task.receive import reservations
 from celery_idempotent.core.task.receive.celery_log import comes_back
 from celery_idempotent.core.task.receive.host import acknowledged, worker_name
