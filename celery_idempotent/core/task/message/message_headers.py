@@ -2,12 +2,13 @@
 
 ``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
 without protection. ``idempotency_result_ttl`` is a number of seconds. A publisher without the code
-of the task may set these two. Only this package writes ``idempotency``, into messages with one of
-them, and with the derived key into those of a deduplicated publish and those that are published
-again, so that a deploy in between does not change the key. It is one text:
-``message.explicit`` or ``message.explicit.key.fingerprint.put_back_count``. A ``put_back_count`` of
-``5-2`` includes two rollbacks by the database. A rerun appends the token of the outcome that it
-replaces.
+of the task may set these two.
+
+Only this package writes ``idempotency``. It is one text: ``message.explicit`` in a message with one
+of the other two, or ``message.explicit.key.fingerprint.put_back_count`` with the derived key. A
+message has that after a deduplicated publish, and whenever it is published again, so that a deploy
+in between does not change its key. A ``put_back_count`` of ``5-2`` includes two rollbacks by the
+database. A rerun appends the token of the outcome that it replaces.
 
 That is why a retry keeps its key, also with other arguments:
 `IdempotentTask.signature_from_request` takes the key of the running call,

@@ -33,9 +33,10 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 
-#: Options which show that something depends on the call: callbacks, the rest of a canvas, or those
-#: who already wait for its id (of the last task of a canvas, or of a replacement, with a parent).
-#: Even a duplicate is sent then: its worker replays the outcome, and sends the continuation.
+#: Options which show that something depends on the call: callbacks, or the rest of a canvas. The
+#: last task of a canvas and the replacement of a task have a parent, and others already wait for
+#: their id. Even a duplicate is sent then: its worker replays the outcome, and sends the
+#: continuation.
 _CANVAS_OPTIONS = frozenset({"link", "link_error", "chain", "chord", "group_id", "parent_id"})
 #: Options of a message that continues a call under its key: a retry, or a replacement.
 _CONTINUING = ("retries", "replaced_task_nesting")

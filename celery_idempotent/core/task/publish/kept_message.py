@@ -69,7 +69,7 @@ _NOT_KEPT = frozenset(
 )
 #: Maximum signatures that are shown before a rerun.
 MAX_PARTS = 10_000
-#: Larger than any number among the options.
+#: A number in the options of a message that was kept is smaller: a level, a priority, seconds.
 _MAX_NUMBER = 10**9
 
 
@@ -164,7 +164,7 @@ def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
         if not (isinstance(link, dict) and isinstance(link.get("task"), str)):
             raise ValueError("its continuation is malformed")
     message: Signature = task.signature(args, kwargs).set(task_id=task_id, **options)
-    # Raises if they are nested too deeply.
+    # Counting them raises RecursionError if they are nested too deeply.
     if len([*islice(parts(message), MAX_PARTS + 1)]) > MAX_PARTS:
         raise ValueError(f"it has more than {MAX_PARTS:,} signatures: publish the call again")
     return message

@@ -31,7 +31,8 @@ from celery_idempotent.core.task.message.message_headers import (
 )
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 
-#: Headers that Celery would replace. It treats an empty parent as a missing one.
+#: Headers that Celery would write anew for the copy. It replaces an empty parent, for example, by
+#: the task that is running.
 _HEADERS = ("root_id", "parent_id", "origin", "ignore_result")
 #: Properties that kombu passes to the broker unchanged.
 _PROPERTIES = frozenset(
@@ -94,7 +95,7 @@ def was_put_back(task: str, headers: Mapping[str, Any] | None) -> bool:
     """Returns whether a message of `task`, with its id in the headers, was put back."""
     text = (headers or {}).get(DERIVED_KEY_HEADER)
     if not isinstance(text, str) or text.count(".") < 4:
-        return False  # most messages
+        return False  # it was never published again, as most messages
     try:
         task_id = id_text((headers or {})["id"])
         return bool(MessageHeaders.read(task, task_id, headers).put_back_count)
@@ -143,11 +144,11 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
     """
     app = signature.app
     consumed = app.amqp.queues.consume_from.values()
-    # A queue that the worker consumes since a command of an operator may be among the others.
+    # The worker may also consume a queue because of `add_consumer`, which is then only among all.
     queues, delivery_info = [*consumed, *app.amqp.queues.values()], request.delivery_info or {}
     source = _received_from(queues, delivery_info)
     if source is None or (not delivery_info.get("exchange") and source.exchange.type == "direct"):
-        return  # Celery publishes to the queue itself
+        return  # Celery has named the queue, from the routing key
     if source.exchange.type == "fanout":
         with app.connection_for_write() as connection:
             reaches_queues = connection.transport.driver_type == "amqp"
@@ -170,7 +171,7 @@ def only_to_queue(name: str) -> dict[str, Any]:
 def _received_from(queues: Iterable[Queue], delivery_info: Mapping[str, Any]) -> Queue | None:
     """Returns the one of `queues` that delivered a message; the likeliest if several may have."""
     exchange, key = delivery_info.get("exchange"), delivery_info.get("routing_key") or ""
-    if not exchange:  # published, or returned, to the queue itself
+    if not exchange:  # the default exchange, whose routing keys are names of queues
         return next((queue for queue in queues if queue.name == key), None)
     pattern: Callable[[str], str] = TopicExchange(None).key_to_pattern
     bound: list[Queue] = []

@@ -26,10 +26,7 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.values import PutBack
-from celery_idempotent.core.task.message.message_headers import (
-    MessageHeaders,
-    Waits,
-)
+from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
 from celery_idempotent.core.task.publish.message_copy import without_x_death
 from celery_idempotent.errors import StoreUnavailableError
 
@@ -37,9 +34,9 @@ from celery_idempotent.errors import StoreUnavailableError
 REQUEUE_PAUSE = 1.0
 #: Each requeue of one message multiplies its pause by this.
 PAUSE_FACTOR = 4
-#: The longest pause in seconds. It occupies a slot of the pool, and with the default prefetch
-#: multiplier a message waits for four others: together less than RabbitMQ's consumer timeout of 30
-#: minutes.
+#: The longest pause in seconds. It occupies a slot of the pool. With the default prefetch
+#: multiplier, a message waits for four others: five pauses are shorter than RabbitMQ's consumer
+#: timeout of 30 minutes.
 LONGEST_PAUSE = 300.0
 
 #: The longest wait of a message in a worker, in seconds, if the transport has no visibility
@@ -70,6 +67,7 @@ def put_back(
         Reject: if the message cannot be published again.
     """
     task, key, seconds, record, waits = call.sender, call.key, end.seconds, end.record, None
+    # On quorum queues, RabbitMQ delays the message, and no worker could wake it.
     if end.fallback and record and not broker.quorum_queues(task.app):
         since_ms = received.waits.since_ms if received.waits else time.time_ns() // 1_000_000
         seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])

@@ -28,8 +28,8 @@ def replace_by(sig: Signature, call: Call, request: Context) -> Delegate:
     generation = (call.data.generation // GENERATIONS + 1) * GENERATIONS
     mark_replaced(sig, call.key, request)
     if not in_shadow and not request.is_eager:
-        # An earlier end of this task id would be taken for the end of the replacement, and free
-        # the key.
+        # The backend may still have an error of this task id from before it ran again. It would be
+        # taken for the error of the replacement, and free the key.
         try:
             if task.AsyncResult(call.task_id).state in PROPAGATE_STATES:
                 task.backend.forget(call.task_id)
@@ -68,14 +68,15 @@ def ignores_result(sig: Signature) -> bool:
 
 def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
     """Writes into every message of `canvas` that it replaces the task of `request` under `key`."""
-    # An eager task runs until the canvas has ended, so all calls in the canvas are parts.
+    # An eager task runs until its canvas has ended. So no call of the canvas continues under the
+    # key of the task: each is a part, with a key of its own.
     successor_id = "" if request.is_eager else id_text(request.id)
     value = f"{key.fingerprint.hex()}.{successor_id}"
     replaced = {**replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1
     for sig in signatures(canvas):
         if getattr(sig, "tasks", None) is not None:
-            continue  # Celery publishes its parts
+            continue  # a group or chain is no message: Celery publishes its parts
         headers = {**(sig.options.get("headers") or {}), REPLACED_HEADER: replaced}
         # Celery itself sets the level only on the first messages of a canvas.
         sig.set(headers=headers, replaced_task_nesting=nesting)
