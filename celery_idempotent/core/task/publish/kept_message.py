@@ -69,7 +69,7 @@ _NOT_KEPT = frozenset(
 )
 #: Maximum signatures that are shown before a rerun.
 MAX_PARTS = 10_000
-#: A number in the options of a message that was kept is smaller: a level, a priority, seconds.
+#: The numbers in the options of a kept message (indexes, priorities, seconds) are smaller.
 _MAX_NUMBER = 10**9
 
 
