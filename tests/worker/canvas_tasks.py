@@ -11,14 +11,14 @@ from uuid import uuid4
 from celery import chain, group, shared_task
 
 from celery_idempotent import IdempotentTask
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, recorded_run
 from tests.worker.tasks import OutOfStockError, flaky, pack, silent
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over")
 def hand_over(self: Any, order: str, to: str = "pack") -> None:
     """Replaces itself by another task; one may fail, and the result of others is ignored."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         other = {"flaky": flaky, "silent": silent}.get(to, pack)
         options = {"ignore_result": True} if to == "ignored" else {}
         self.replace(other.s(f"replacement of {order}").set(**options))
@@ -27,8 +27,7 @@ def hand_over(self: Any, order: str, to: str = "pack") -> None:
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_badly")
 def hand_over_badly(self: Any, order: str) -> str:
     """Replaces itself by a task that cannot be serialized; returns in the second execution."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if len(ledger.runs(order)) == 1:
             self.replace(pack.s(object()))
         return "handled here"
@@ -40,8 +39,7 @@ PARTS = ("charge", "book", "mail")
 @shared_task(bind=True, base=IdempotentTask, name="shop.ship")
 def ship(self: Any, order: str, after: str = "", way: str = "") -> list[str]:
     """Ships an order in three steps; `after` one of them, the first execution ends."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         first = len(ledger.runs(order)) == 1
         values = []
         for part in PARTS:
@@ -89,7 +87,7 @@ def fan_out(self: Any, order: str, way: str, item: int | None = None, after: str
     if item is not None:
         ledger.note(order, str(item))
         return
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         if after == "retry" and self.request.retries == 0:
             raise self.retry(countdown=0)
         _send_children(self, order, way)

@@ -194,6 +194,14 @@ class Ledger:
         return signals[number - 1]
 
 
+@contextmanager
+def recorded_run(task: Any, order: str) -> Iterator[Ledger]:
+    """Records an execution of `task`, as :meth:`Ledger.run`; yields the ledger."""
+    ledger = Ledger.of(task.app)
+    with ledger.run(order, task.request.id, getattr(task, "idempotency", None)):
+        yield ledger
+
+
 def _end(text: str | None) -> dict[str, Any]:
     return dict(zip(("end", "ended_at"), json.loads(text), strict=True)) if text else {}
 

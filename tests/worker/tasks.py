@@ -15,12 +15,12 @@ from celery import shared_task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_idempotent import TASK_ID, IdempotentTask
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, recorded_run
 
 
 def handle(self: Any, order: str, amount: int = 1) -> dict[str, Any]:
     """Handles an order; returns a receipt that differs for each execution."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         return {"receipt": uuid4().hex, "amount": amount}
 
 
@@ -99,7 +99,7 @@ sleepy_in_turn = task_of(sleep, "sleepy_in_turn", **KEYED, **IN_TURN)
 @shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")
 def give(self: Any, order: str, value: Any) -> Any:
     """Returns `value`."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         return value
 
 
@@ -148,8 +148,7 @@ class UnretryableTask(IdempotentTask):
 @shared_task(bind=True, base=UnretryableTask, name="shop.try_in_vain")
 def try_in_vain(self: Any, order: str) -> str:
     """Retries in the first execution."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if len(ledger.runs(order)) == 1:
             raise self.retry(countdown=0)
         return "back"
@@ -164,8 +163,7 @@ class OutOfStockError(Exception):
 
 def run_out(self: Any, order: str, times: int = 1_000) -> str:
     """Fails in the first `times` executions."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if len(ledger.runs(order)) <= times:
             raise OutOfStockError(order, 3)
         return "found one"
@@ -189,8 +187,7 @@ def errback(self: Any, order: str) -> None:
 @shared_task(bind=True, base=IdempotentTask, name="shop.lose_retry")
 def lose_retry(self: Any, order: str) -> str:
     """Retries once, after its message has been redelivered; the retry is not published."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         ledger.note(order, str(self.request.retries))
         if len(ledger.runs(order)) > 1:
             return "done"
@@ -200,7 +197,7 @@ def lose_retry(self: Any, order: str) -> str:
 
 def try_again(self: Any, order: str, countdown: float, expires: float | None = None) -> str:
     """Retries once; the retry expires after `expires` seconds, or when its message does."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         if self.request.retries == 0:
             raise self.retry(countdown=countdown, **({"expires": expires} if expires else {}))
         return uuid4().hex
@@ -213,8 +210,7 @@ try_in_a_burst = task_of(try_again, "try_in_a_burst", idempotency_until="started
 
 def try_early(self: Any, order: str) -> str:
     """Retries once, and waits, if the order's retry is held, before this execution ends."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if self.request.retries:
             return uuid4().hex
         try:
@@ -230,7 +226,7 @@ try_early = task_of(try_early, "try_early")
 @shared_task(bind=True, base=IdempotentTask, name="shop.change_then_handle")
 def change_then_handle(self: Any, order: str, amount: int) -> int:
     """Retries once with another amount."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         if self.request.retries == 0:
             raise self.retry(args=(order, amount + 1), countdown=0)
         return amount
@@ -238,7 +234,7 @@ def change_then_handle(self: Any, order: str, amount: int) -> int:
 
 def label_then_handle(self: Any, order: str, amount: int, countdown: float = 0) -> int:
     """Retries once with another amount and with headers."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         if self.request.retries == 0:
             headers = {**(self.request.headers or {}), "label": "again"}
             raise self.retry(args=(order, amount + 1), countdown=countdown, headers=headers)
@@ -252,14 +248,13 @@ label_in_turn = task_of(label_then_handle, "label_in_turn", **KEYED, **IN_TURN)
 @shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)
 def give_up(self: Any, order: str, countdown: float = 0) -> None:
     """Retries until `max_retries`."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         raise self.retry(countdown=countdown, exc=OutOfStockError(order, 3))
 
 
 def leave(self: Any, order: str, way: str) -> str:
     """Leaves the first execution by an exception that is not an error; returns in the next."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if len(ledger.runs(order)) == 1:
             raise EXITS[way]
         return "back"
@@ -298,8 +293,7 @@ collapsed = task_of(handle_in_turn, "collapsed", idempotency_until="started", **
 
 def handle_newest(self: Any, order: str, amount: int = 1, fails: int = 0) -> dict[str, Any]:
     """Notes what it sees of its arguments, and returns them; `fails` times it asks for a retry."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         seen = [*self.request.args, *self.request.kwargs.values()]
         ledger.note(order, f"runs {amount} as {seen[-1]}")
         if self.request.retries < fails:
@@ -331,7 +325,7 @@ debounced = task_of(handle_newest, "debounced", **DEBOUNCE, **NEWEST)
 
 def handle_until_replaced(self: Any, order: str, amount: int = 1, *, by: str = "check") -> Any:
     """Runs until its order is released; `by` says how it learns that it was replaced."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         if by != "nothing":
             while Ledger.of(self.app).is_held(f"{order} {amount}"):
                 time.sleep(0.05)

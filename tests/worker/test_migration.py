@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import OpenShop, Shop
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, recorded_run
 from tests.worker.shop import make_app
 from tests.worker.tasks import handle
 
@@ -36,8 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def retry_once(self: Any, order: str, countdown: float) -> str:
     """Retries in the first execution."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if len(ledger.runs(order)) == 1:
             raise self.retry(countdown=countdown)
         return "retried"

@@ -19,7 +19,7 @@ from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import OpenShop, Shop
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, recorded_run
 from tests.worker.tasks import OutOfStockError, task_of
 
 engine = sa.create_engine(f"sqlite:///{os.environ.get('SHOP_DATABASE', '')}")
@@ -72,8 +72,7 @@ def weave(
     self: Any, got: Any = None, order: str = "", shape: str = "", part: str = "", depth: int = 0
 ) -> list[Any]:
     """Replaces itself by the canvas of that `shape`; without one, it is a member of the canvas."""
-    ledger, execution = Ledger.of(self.app), getattr(self, "idempotency", None)
-    with ledger.run(order, self.request.id, execution):
+    with recorded_run(self, order) as ledger:
         ledger.wait_for_release(f"{part} of {order}")
         ledger.die_if_requested(part, order)
         if shape and not depth:
@@ -97,8 +96,7 @@ woven_in_sql = task_of(weave, "woven_in_sql", **IN_SQL, **KEYED)
 
 def stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
     """Replaces itself by a chain with its next stage; each stage has the same step."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         self.idempotency.step("once", ledger.note, order, "once")
         if stage < 2:
             self.replace(chain(between.si(order=order), in_stages.s(order=order, stage=stage + 1)))
@@ -135,8 +133,7 @@ FAILING: dict[str, Callable[[Signature, Make], Signature]] = {
 
 def hand_on(self: Any, order: str, shape: str = "a task", amount: int = 1) -> None:
     """Replaces itself by a canvas that fails once."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order) as ledger:
         if shape == "an expired task" and not ledger.notes(order):
             ledger.note(order, "expires")
         elif shape == "an expired task":

@@ -14,7 +14,7 @@ from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import COPIED_MESSAGES, OpenShop, Shop
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, recorded_run
 from tests.worker.tasks import (
     AFTER_VISIBILITY_TIMEOUT,
     OutOfStockError,
@@ -59,7 +59,7 @@ REPLAYED: dict[str, Any] = {"idempotency_replay_errors": (OutOfStockError,)}
 @shared_task(bind=True, base=IdempotentTask, name="shop.reschedule", **REPLAYED)
 def reschedule(self: Any, order: str, way: str) -> str:
     """Retries in the first execution, and returns in the second."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         return ask_for_a_retry(self, way) if self.request.retries == 0 else "done"
 
 
@@ -70,7 +70,7 @@ rescheduled_by_celery = task_of(run_out, "rescheduled_by_celery", **AUTORETRY, *
 @shared_task(bind=True, base=IdempotentTask, name="shop.stop_here")
 def stop_here(self: Any, order: str) -> str:
     """Drops its continuation."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+    with recorded_run(self, order):
         if self.request.id == order:
             self.request.chain = self.request.callbacks = None
         return order
