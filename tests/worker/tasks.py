@@ -30,6 +30,10 @@ def task_of(body: Any, name: str, **options: Any) -> Any:
     return shared_task(body, bind=True, name=f"shop.{name}", **options)
 
 
+#: Options that several tasks have.
+KEYED: dict[str, Any] = {"idempotency_key": "{order}"}
+IN_TURN: dict[str, Any] = {"idempotency_until": "finished"}
+RESERVED: dict[str, Any] = {"idempotency_dedupe_publish": True}
 pack = task_of(handle, "pack")
 charge = task_of(handle, "charge", idempotency_key="order:{order}")
 tick = task_of(handle, "tick", idempotency_key=TASK_ID)
@@ -42,9 +46,6 @@ labelled = task_of(handle, "labelled", idempotency_label="order {order}")
 #: Seconds.
 SHORT_LEASE = 2.0
 SHORT = {"idempotency_lease": SHORT_LEASE, "idempotency_reservation_ttl": SHORT_LEASE}
-KEYED: dict[str, Any] = {"idempotency_key": "{order}"}
-IN_TURN: dict[str, Any] = {"idempotency_until": "finished"}
-RESERVED: dict[str, Any] = {"idempotency_dedupe_publish": True}
 short_lease = task_of(handle, "short_lease", **SHORT)
 short_turn = task_of(handle, "short_turn", idempotency_lease=SHORT_LEASE, **IN_TURN)
 frail = task_of(handle, "frail", idempotency_max_attempts=1)

@@ -84,14 +84,6 @@ def test_redelivered_copies_do_not_multiply(open_shop: OpenShop, order: str) -> 
         assert messages <= 3
 
 
-def test_each_step_returns_its_value_and_a_duplicate_runs_none(ledger: Ledger, order: str) -> None:
-    values = ship.delay(order).get(timeout=SOON)
-
-    assert [value.split()[0] for value in values] == list(PARTS)
-    assert ship.delay(order).get(timeout=SOON) == values
-    assert ledger.notes(order) == list(PARTS)
-
-
 #: How the first execution ends after a step, and the attempt of the second.
 WAYS = {"killed": (None, 2), "error": ("OutOfStockError", 1), "retry": ("Retry", 1)}
 CASES = [(way, part) for way in WAYS for part in PARTS]
