@@ -61,9 +61,8 @@ from celery_idempotent.errors import (
 if TYPE_CHECKING:
     from celery_idempotent.core.flow.extension import Extension
 
-#: A function that waits (``on_conflict="wait"``) begins again when the record changes, or when the
-#: lease of the other execution ends, which changes no record: after at least, and at most, so many
-#: seconds.
+#: A function that waits begins again when the record changes, or when the lease of the other
+#: execution ends, which changes no record: after at least, and at most, so many seconds.
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
