@@ -47,18 +47,16 @@ class TestSourcesOfOptions:
         assert (settings.lease, settings.on_conflict) == (7, "raise")
 
     def test_attributes_that_are_not_none_override_settings(self) -> None:
-        app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_result_ttl=9)
-        given = {"lease": 8, "store_result": False, "redis_timeout": 1, "result_ttl": None}
+        given = {"lease": 7, "store_result": True, "result_ttl": 9, "transaction": "default"}
+        app = celery(**{f"idempotency_{name}": given[name] for name in given})
+        given |= {"lease": 8, "store_result": False, "redis_timeout": 1, "result_ttl": None}
+        given["transaction"] = False
 
         used = settings_of(app, **{f"idempotency_{name}": given[name] for name in given})
 
         found = used.lease, used.store_result, used.redis_timeout, used.result_ttl
         assert found == (8, False, 1, 9)
-
-    def test_a_task_has_no_transaction_although_the_app_has(self) -> None:
-        app = celery(idempotency_transaction="default")
-
-        assert settings_of(app, idempotency_transaction=False).extensions == ()
+        assert used.extensions == ()
 
     def test_a_custom_base_class(self) -> None:
         class Careful(IdempotentTask):
