@@ -123,8 +123,8 @@ class IdempotentConsumer(ConsumerMixin):
             store_result=False,
             wait_timeout=0.0,
         )
-        #: Has the messages that this consumer has not acknowledged, and handles each when it is
-        #: due.
+        #: Holds the messages that this consumer has not acknowledged yet, and handles each when it
+        #: is due.
         self._timer = Timer()
 
     def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:

@@ -195,7 +195,7 @@ class _PoolCollector(Collector):
     metrics: Metrics
     #: Names of the tasks whose series are served before anything is counted.
     tasks: frozenset[str]
-    #: As for :func:`start`.
+    #: The argument of :func:`start`.
     expired_leases: ExpiredLeases
 
     def collect(self) -> Iterable[Metric]:

@@ -2,5 +2,6 @@
 
 from typing import Any
 
-#: Its `SharedCounters`, set by `shared_counters.start`; None in programs that are not workers.
+#: The worker's `SharedCounters`. `shared_counters.start` sets it; None in a program that is not a
+#: worker.
 counters: Any = None

@@ -85,7 +85,8 @@ class UnackedMessages:
         #: would cost more, and would be sent for every message of the worker.
         self._received: deque[ref[Any]] = deque()
         request.received = self._received
-        #: Those of the messages received so far that were not acknowledged at the last look.
+        #: The messages that the worker still had at the last call of `all`, and those that `new`
+        #: has added.
         self._messages: list[UnackedMessage] = []
         self._stopped = False
 

@@ -55,7 +55,7 @@ class WaitingMessage:
         self.request, self.waits = request, waits
         #: The timer's entry, by which it is cancelled; set when the timer has it.
         self.entry: Any = None
-        #: Set when it is added to a queue.
+        #: The queue of its key; None until the thread has added the message to one.
         self.queue: WaitQueue | None = None
         self._remove = remove
         # A list, because ``pop`` is atomic: of two threads that start the message, one gets it.

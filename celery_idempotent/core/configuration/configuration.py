@@ -294,7 +294,7 @@ def codec_of(
     """Returns the codec for these `settings`.
 
     Args:
-        results: of the app.
+        results: the codec of results and errors, of this app.
         accept: content types that may be decoded.
 
     Raises:

@@ -46,7 +46,7 @@ class Event:
     decision: str = ""
     #: The counter to increment each time; its name may also have fields.
     counter: str = ""
-    #: Of the log line, if it is not that of :func:`report.report`.
+    #: The logger of the line; None for the one of :func:`report.report`.
     logger: Logger | None = None
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill th
 ENDED_LATE = Event(WARNING, "ran to its end before {error.__class__.__name__} was raised")
 NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
 
-# With a transaction.
+# Executions with `idempotency_transaction`.
 COMMITTED_ONLY = Event(
     WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
 )

@@ -53,7 +53,7 @@ def forget_call(
     """Deletes the record of `key`, its message, and its offloaded values.
 
     Args:
-        shown: as for :func:`commands.forget`.
+        shown: as for :func:`commands.forget`: deletes only the record that the caller saw.
         force: also while an execution runs.
 
     Returns:

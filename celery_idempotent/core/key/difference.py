@@ -30,7 +30,7 @@ def describe(
         bound: the arguments of this call.
         fixed: names of the arguments whose whole value is in the key, so only their type may
             differ.
-        fingerprint: of the other call.
+        fingerprint: the fingerprint of the other call.
     """
 
     def matches(values: Mapping[str, Any]) -> bool:

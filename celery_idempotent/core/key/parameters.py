@@ -93,7 +93,7 @@ class Argument(NamedTuple):
     """One argument of a call."""
 
     name: str
-    #: Its canonical bytes; None if its type has none.
+    #: The canonical form of its value; None if its type has none.
     canonical_bytes: bytes | None
     #: Whether it equals its default. If so, fingerprints and keys of all arguments leave it out.
     at_default: bool

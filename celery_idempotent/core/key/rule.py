@@ -195,8 +195,8 @@ class KeyRule:
         """Describes which arguments differ from those of another call; empty if unknown.
 
         Args:
-            key: of both calls.
-            fingerprint: of the other call.
+            key: the key that both calls have.
+            fingerprint: the fingerprint of the other call.
         """
         bound = self._bind(*self._normalise(args, kwargs))
         fixed = () if key.explicit else self._fixed

@@ -43,8 +43,8 @@ class Template:
             )
         #: The arguments that the template uses.
         self.names = [*map(_name_of, fields)]
-        #: Those with a field that has no attribute, index or format: the whole value is in the
-        #: text.
+        #: Those arguments with a field without attribute, index and format, so that the text
+        #: contains their whole value.
         self.whole = [
             field for _, field, spec, _ in self._pieces if field in self.names and not spec
         ]

@@ -72,7 +72,8 @@ _FIXED = 15
 _MAX_TASK_ID = 1000
 #: Reading so many bytes of a record reads all fields before its body.
 HEAD_BYTES = 2048
-#: As `str` formats a UUID; `UUID` would also accept other forms.
+#: A UUID in the form that `str` gives it. `UUID` also accepts other forms, which a record could not
+#: give back as they were.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: Body of a FAILED record whose executions died, as often in a row as the settings allow.
 POISONED = b"poisoned"

@@ -14,7 +14,7 @@ def replaced(key: str, body: bytes) -> ReplacedError:
     """Returns the error of a call that was replaced.
 
     Args:
-        body: of its record.
+        body: the body of its record, which is the task id of the newer call.
 
     Raises:
         CorruptRecordError: if it names no call.

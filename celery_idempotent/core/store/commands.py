@@ -174,8 +174,8 @@ def delegate(
     """Stores that another task's outcome is that of the key: ``ok`` or ``lost``.
 
     Args:
-        task_id: of the other task, and the format that says whether it stores its result.
-        generation: of the first message of this task that continues under the key.
+        task_id: the other task's id, with a format that shows whether that task stores its result.
+        generation: the generation of the first message of this task that continues under the key.
     """
     outcome: dict[str, Any] = {"payload": task_id, "tail": tail, "retention_ms": retention_ms}
     return _settle(key, token, "D", owner=generation, **outcome)
@@ -198,7 +198,7 @@ def reserve_retry(
     Args:
         hold_ms: how long the key is reserved.
         retention_ms: how long the record is kept; longer than `hold_ms` if there are steps.
-        generation: of the retry.
+        generation: the generation of the retry's message.
     """
     return _settle(key, token, "W", at_ms=hold_ms, owner=generation, retention_ms=retention_ms)
 

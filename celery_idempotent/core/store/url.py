@@ -33,7 +33,7 @@ def check(url: str, options: Mapping[str, Any]) -> None:
     """Rejects a URL that names no Redis server.
 
     Args:
-        options: of the client.
+        options: the options of the client.
 
     Raises:
         SettingsError: naming the scheme, never the URL, which may hold a password.

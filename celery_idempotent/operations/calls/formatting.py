@@ -182,7 +182,7 @@ _STATES = (
 _ENDED_BY = "of a STARTED record whose execution has ended: " + ", ".join(
     f"`{end}`" for end in sorted(layout.ENDS)
 )
-#: Of the execution or the message; also those of a lease in `celery inspect`.
+#: The fields of an execution or a message. Those of a lease in `celery inspect` are among them.
 FACTS = (
     Field("task_id", "task id"),
     Field("worker", "worker"),

@@ -74,9 +74,9 @@ class Target(NamedTuple):
     """A key that a user has named, and what is stored under it."""
 
     key: Key
-    #: Its record; None if Redis has none.
+    #: The record of the key; None if Redis has none.
     view: RecordView | None
-    #: Its row; None if the database has none, or before `with_outcome`.
+    #: The row of the key; None if the database has none, or before `with_outcome`.
     outcome: SqlOutcome | None = None
     #: The task id that the user gave, if it is that of a duplicate; else empty.
     duplicate: str = ""

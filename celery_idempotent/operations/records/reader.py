@@ -114,7 +114,7 @@ class RecordReader:
 
         Args:
             timeout: seconds that one of its commands may take.
-            for_people: as the attribute.
+            for_people: the attribute of that name.
 
         Raises:
             StoreUnavailableError: if a cluster's nodes do not reply.
