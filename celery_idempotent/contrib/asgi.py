@@ -98,7 +98,7 @@ class _BufferedResponse:
             if whole or len(self._body) > self._max_bytes:
                 await self._release(whole)
         else:
-            # Extensions that send in other ways are hidden from the app.
+            # The app does not get the extensions `http.response.…`, whose messages would come here.
             raise RuntimeError(f"the app sent {message['type']!r} where ASGI does not allow it")
 
     async def _release(self, whole: bool) -> None:

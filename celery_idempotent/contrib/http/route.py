@@ -81,9 +81,9 @@ class BaseRoute(BaseMiddleware):
         """Runs an endpoint once for a key, and replays its response to retries.
 
         Place it below the decorators that add the route and check permissions; above the route, it
-        is refused. Option functions but `store_response` get the framework's request, and any of
-        the endpoint's arguments that they name as further parameters. Outside a request, as in a
-        test, the endpoint runs undecorated.
+        is refused. All functions among the options, except `store_response`, get the framework's
+        request, and any of the endpoint's arguments that they name as further parameters. Outside a
+        request, as in a test, the endpoint runs undecorated.
 
         Args:
             idem: the engine that stores the responses, with a name unique to this service.

@@ -63,7 +63,10 @@ class Host(Protocol):
 
     @property
     def returns_restored(self) -> bool:
-        """Whether the first caller also gets the value that the serializer restores."""
+        """Whether the first caller, like duplicates, gets the value that the serializer restores.
+
+        Otherwise it gets the object that the body has returned.
+        """
 
     def run(self, execution: Any) -> Any:
         """Runs the body and returns its value; raises the body's errors unchanged.
