@@ -33,10 +33,10 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 
-#: Options which show that something depends on the call: callbacks, or the rest of a canvas. The
-#: last task of a canvas and the replacement of a task have a parent, and others already wait for
-#: their id. Even a duplicate is sent then: its worker replays the outcome, and sends the
-#: continuation.
+#: Options of `apply_async` which show that something depends on the call: callbacks, or the rest of
+#: a canvas. (The last task of a canvas, and the replacement of a task, have a parent, and others
+#: already wait for their id.) Such a call is published even if it is a duplicate: its worker
+#: replays the outcome, and sends the continuation.
 _CANVAS_OPTIONS = frozenset({"link", "link_error", "chain", "chord", "group_id", "parent_id"})
 #: Options of a message that continues a call under its key: a retry, or a replacement.
 _CONTINUING = ("retries", "replaced_task_nesting")
@@ -68,13 +68,13 @@ class Publication:
     task: Task
     args: Any
     kwargs: Any
-    #: Of `apply_async`.
+    #: The options of `apply_async`.
     options: dict[str, Any]
-    #: Whether callbacks or the rest of a canvas depend on it.
+    #: Whether callbacks or the rest of a canvas depend on the call.
     in_canvas: bool
     #: Whether its message is sent even if it is a duplicate.
     is_always_sent: bool
-    #: Has the key once that is known.
+    #: Identifies the call in reports. `_reserve` adds the key and the label.
     about: About
 
 
@@ -161,7 +161,8 @@ def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
         key, carried = resolve_key(configuration, task_id, options.get("headers"), args, kwargs)
         if key is None or carried.key is not None:
             return SEND, None
-        # A key without a fingerprint covers all arguments, so newer ones are the same.
+        # A key without a fingerprint is made of all arguments, so those of a duplicate are not
+        # newer but the same.
         takes_newest = settings.takes_newest and bool(key.fingerprint or settings.debounce)
         if in_canvas and not takes_newest:
             return SEND, None
@@ -262,7 +263,7 @@ def _has_ended(about: About, record: Record) -> bool:
 
 
 def _delete_reservation(about: About) -> None:
-    """Deletes the reservation of the message `about`."""
+    """Deletes the reservation of a call that ran eagerly, or whose publish has failed."""
     configuration: TaskConfiguration = about.sender.idempotency_configuration
     key = configuration.record_key(about.key, about.task_id)
     try:

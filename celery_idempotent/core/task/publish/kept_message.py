@@ -62,14 +62,15 @@ _OPTIONS: Mapping[str, tuple[type, ...]] = {
     "headers": (dict,),
     **_STAMPS,
 }
-#: Custom headers that would replace those that Celery writes, or with which RabbitMQ copies a
-#: message into other queues.
-_NOT_KEPT = frozenset(
+#: Custom headers that are not kept, because on a rerun they would replace those that Celery writes,
+#: or because RabbitMQ would copy the message into other queues (CC, BCC).
+_DROPPED_HEADERS = frozenset(
     {*vars(Context), "lang", "task", "compression", "argsrepr", "kwargsrepr", "CC", "BCC"}
 )
-#: Maximum signatures that are shown before a rerun.
+#: A kept message with more signatures is rejected, since a person is to see all of them.
 MAX_PARTS = 10_000
-#: The numbers in the options of a kept message (indexes, priorities, seconds) are smaller.
+#: A kept message is rejected if a number in its options (an index, a priority, seconds) is not
+#: smaller.
 _MAX_NUMBER = 10**9
 
 
@@ -82,6 +83,7 @@ def keep(call: Call, request: Context) -> None:
         if load(payload, JSON) != message:
             raise TypeError("JSON would change its arguments")
         protect, field = call.codec.protect, message_field(task_id)
+        # Stands for the token, which only makes the name of an offloaded object unique.
         unique = time.time_ns() // 1000
         payload = run_sync(protect(payload, settings, key=str(key), token=unique, field=field))
         if not payload.format:
@@ -99,7 +101,7 @@ def _written(task: Task, request: Context) -> dict[str, Any]:
     signature = task.signature_from_request(request, request.args, request.kwargs)
     headers: dict[str, Any] = signature.options.get("headers") or {}
     options = {**headers, **signature.options, "stamps": request.stamps or None}
-    options["headers"] = {n: value for n, value in headers.items() if n not in _NOT_KEPT}
+    options["headers"] = {n: value for n, value in headers.items() if n not in _DROPPED_HEADERS}
     options |= {n: id_text(options[n]) for n in ("root_id", "parent_id") if options.get(n)}
     if isinstance(queue := options.get("queue"), Queue):
         options["queue"] = queue.name
@@ -135,7 +137,7 @@ def find(task: Any, key: Key, task_id: str) -> Signature | None:
 
 
 def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
-    """Returns the signature that :func:`_written` described.
+    """Returns the signature of a message that :func:`_written` has returned.
 
     Raises:
         Exception: if it describes anything else. A ValueError has the reason.
@@ -151,7 +153,7 @@ def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
         if isinstance(value, (int, float)) and not 0 <= value < _MAX_NUMBER:
             raise ValueError(f"its option {name!r} is out of range")
     headers = options.get("headers", {})
-    if others := _NOT_KEPT & headers.keys():
+    if others := _DROPPED_HEADERS & headers.keys():
         raise ValueError(f"it has the header {min(others)!r}, which is never kept")
     carried = MessageHeaders.read(task.name, task_id, headers)
     keys = {carried.key.digest} if carried.key else set()
@@ -182,7 +184,7 @@ class Part(NamedTuple):
 
     #: When it runs; empty for the call itself.
     when: str
-    #: As in a message.
+    #: The signature, in the form that it has in a message.
     signature: Mapping[str, Any]
 
     @property
@@ -223,8 +225,8 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     """Publishes `signature`, which has a task id, for `key`; returns the task id.
 
     Args:
-        key: of a message that carries none.
-        token: of the outcome that it replaces; 0 without one.
+        key: the key of the call, for a signature whose headers have none.
+        token: the token of the outcome that the rerun replaces; 0 without one.
 
     Raises:
         Exception: of the broker.

@@ -38,7 +38,8 @@ _HEADERS = ("root_id", "parent_id", "origin", "ignore_result")
 _PROPERTIES = frozenset(
     {"delivery_mode", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"}
 )
-#: A property of AMQP messages. `IdempotentRequest` adds it to messages from other brokers.
+#: The property of AMQP messages that names the serialization of the body. `IdempotentRequest` adds
+#: it to messages from other brokers, so that a copy can be serialized in the same way.
 CONTENT_TYPE = "content_type"
 #: The prefix of a delayed message's routing key: its seconds, bit by bit.
 _DELAY = re.compile(r"(?:[01]\.){28}")
@@ -144,7 +145,7 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
     """
     app = signature.app
     consumed = app.amqp.queues.consume_from.values()
-    # The worker may also consume a queue because of `add_consumer`, which is then only among all.
+    # All queues follow, because those that `add_consumer` has added are not in `consume_from`.
     queues, delivery_info = [*consumed, *app.amqp.queues.values()], request.delivery_info or {}
     source = _received_from(queues, delivery_info)
     if source is None or (not delivery_info.get("exchange") and source.exchange.type == "direct"):
@@ -187,7 +188,8 @@ def _received_from(queues: Iterable[Queue], delivery_info: Mapping[str, Any]) ->
 def representations(request: Context, args: Any, kwargs: Any, app: Celery) -> dict[str, str]:
     """Returns ``argsrepr`` and ``kwargsrepr`` of a copy of `request` with these arguments.
 
-    A text that the publisher chose, which may hide arguments, is kept. One by Celery follows them.
+    A text that the publisher chose, which may hide arguments, is kept. If Celery wrote it, and the
+    arguments differ, it is written anew.
     """
     levels = app.conf.get("task_repr_maxlevels", 3)
     by_celery = partial(saferepr, maxlen=app.amqp.argsrepr_maxsize, maxlevels=levels)

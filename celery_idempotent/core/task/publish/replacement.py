@@ -1,4 +1,8 @@
-"""A task that replaces itself with a canvas: see `core.task.message.canvas`."""
+"""Prepares the canvas with which a task replaces itself.
+
+`IdempotentTask.replace` calls it before Celery publishes the canvas. `core.task.message.canvas`
+then derives the keys of the calls in it.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
         if getattr(sig, "tasks", None) is not None:
             continue  # a group or chain is no message: Celery publishes its parts
         headers = {**(sig.options.get("headers") or {}), REPLACED_HEADER: replaced}
-        # Celery itself sets the level only on the first messages of a canvas.
+        # Celery itself sets the nesting only on the first messages of a canvas.
         sig.set(headers=headers, replaced_task_nesting=nesting)
 
 

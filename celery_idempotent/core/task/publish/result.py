@@ -36,7 +36,7 @@ class CallOutcome:
     key: str
     #: Whether the call is a duplicate; otherwise the execution is its own.
     replayed: bool
-    #: Of the execution.
+    #: The task id of the execution, its fencing token, and the number of its attempt.
     task_id: str
     token: int
     attempt: int
@@ -98,7 +98,8 @@ class RecordResult(AsyncResult):
     with ``ignore_result``. A result may also expire before the record.
     """
 
-    #: A backend that waits for many results at once would not read records.
+    #: So that a `ResultSet` waits for each result by its `get`: Celery's native join reads many
+    #: results of the backend at once, and no records.
     supports_native_join = False
 
     def __init__(
@@ -182,7 +183,7 @@ class RecordResult(AsyncResult):
             value = record.outcome()
             state = SUCCESS if record.state is State.COMPLETED else FAILURE
         except (NotReadyError, StoreUnavailableError):
-            return None  # its replacement or the offload storage has the outcome
+            return None  # its replacement has not ended, or the offload storage does not reply
         except Exception as error:
             recent = self._store.now_ms() - record.at_ms < BACKEND_DELAY_MS
             if isinstance(error, ResultNotStoredError) and backend_available and recent:

@@ -234,7 +234,8 @@ class TaskHost:
         A retry reserves the key for its task id. An error of ``replay_errors`` is stored. Any other
         error releases the key.
         """
-        # Set here too, for a body in whose place a soft time limit was raised.
+        # Also set here, because a soft time limit may have ended the execution before `run` set it.
+        # The outcome counts as that of a body, so `on_failure` and similar methods must run.
         self.request.idempotency_without_body = False
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
