@@ -62,7 +62,7 @@ class Newest(Extension):
         if serializer == "pickle":
             publication.args = [*publication.args]  # a worker cannot replace a tuple
         if not publication.is_always_sent:
-            arguments, key = (publication.args, publication.kwargs), str(publication.about.key)
+            arguments, key = (publication.args, publication.kwargs), str(publication.identity.key)
             codec = task.idempotency_configuration.executor.codec
             payload = codec.encode_newest(arguments, serializer, settings, key)
             if len(payload.body) <= MAX_BYTES:

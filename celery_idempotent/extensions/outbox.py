@@ -24,7 +24,7 @@ from celery.canvas import Signature
 from celery.utils import uuid
 from kombu import serialization
 
-from celery_idempotent.core.events.report import About, report
+from celery_idempotent.core.events.report import CallIdentity, report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.record import OUTBOX, Payload
@@ -262,7 +262,7 @@ def publish(
         except unavailable:
             raise
         except Exception as error:
-            call = About(None, "", task_id, key)
+            call = CallIdentity(None, "", task_id, key)
             report(MESSAGE_DROPPED, call, message=signature.task, error=error)
             refusal = error
             if (last := last_signature(signature)) is not None:

@@ -18,7 +18,7 @@ from kombu.serialization import registry
 from celery_idempotent import settings
 from celery_idempotent.core.configuration import app_tasks, configuration
 from celery_idempotent.core.configuration.store_config import store_config_of
-from celery_idempotent.core.events.report import About, report_refused
+from celery_idempotent.core.events.report import CallIdentity, report_refused
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.flow.execution import BaseExecution, unprotected
@@ -218,7 +218,7 @@ class Idempotency:
             try:
                 key = rule.derive(args, kwargs)
             except KeyRuleError as error:
-                report_refused(About(func, name, ""), error)
+                report_refused(CallIdentity(func, name, ""), error)
                 raise
             data = direct_call(func, key, own_settings, label)
             work = partial(func, *args, **kwargs)
@@ -288,7 +288,7 @@ class Idempotency:
         try:
             derived = self.key_of(key, fingerprint)
         except KeyRuleError as error:
-            report_refused(About(self, self.name, ""), error)
+            report_refused(CallIdentity(self, self.name, ""), error)
             raise
         return Block(self, derived, block_settings, printable(str(label)))
 

@@ -76,7 +76,7 @@ class WaitingMessage:
     def continues(self, holder: Record) -> bool:
         """Returns whether `holder` reserves the key for this message: it is the retry."""
         is_own = holder.state is State.RESERVED and holder.task_id == self.request.text_id
-        return is_own and bool(holder.awaited <= self.request.identity[1])
+        return is_own and bool(holder.awaited <= self.request.key_and_generation[1])
 
     @property
     def is_queued(self) -> bool:

@@ -108,7 +108,7 @@ class WaitingMessages:
         return message.entry
 
     def _queue_of(self, request: Any) -> WaitQueue | None:
-        key = request.identity[0]
+        key = request.key_and_generation[0]
         if key is None:
             return None
         store = request.task.idempotency_configuration.executor.store

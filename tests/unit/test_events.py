@@ -14,7 +14,7 @@ from pythonjsonlogger.json import JsonFormatter
 import celery_idempotent
 from celery_idempotent.core.events import report as module
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import About, log_extra, report
+from celery_idempotent.core.events.report import CallIdentity, log_extra, report
 from celery_idempotent.core.events.table import DECISIONS, OUTCOMES, Event
 from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.errors import ConflictError
@@ -95,11 +95,11 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def test_a_line_names_the_call_and_its_record_has_the_fields(lines: io.StringIO) -> None:
-    about = About(None, "shop.charge", "17", "shop.charge:digest", "order 100 %s")
+    identity = CallIdentity(None, "shop.charge", "17", "shop.charge:digest", "order 100 %s")
     execution = Execution("shop.charge:digest", token=1795275949160191)
     event = Event(logging.INFO, "takes {seconds:.1f} s, 100 %: {error}")
 
-    report(event, about, execution, seconds=2, error=ValueError("of shop.charge:digest"))
+    report(event, identity, execution, seconds=2, error=ValueError("of shop.charge:digest"))
 
     line = json.loads(lines.getvalue())
     assert line.pop("message") == (
@@ -116,8 +116,8 @@ def test_text_of_callers_stays_on_its_line(lines: io.StringIO) -> None:
     hostile = "17\n2026-11-22 ERROR forged\x1b[2J\u202e"
     event = Event(logging.WARNING, "met {text}: {error}")
 
-    about = About(None, hostile, hostile, hostile, hostile)
-    report(event, about, text=hostile, error=ConflictError(f"another {hostile}"))
+    identity = CallIdentity(None, hostile, hostile, hostile, hostile)
+    report(event, identity, text=hostile, error=ConflictError(f"another {hostile}"))
 
     line = json.loads(lines.getvalue())
     assert line["message"].isprintable()
@@ -128,7 +128,7 @@ def test_text_of_callers_stays_on_its_line(lines: io.StringIO) -> None:
 def test_nothing_is_formatted_below_the_level(lines: io.StringIO) -> None:
     event = Event(logging.DEBUG, "takes {seconds} s")
 
-    report(event, About(None, "shop.charge", "17"))  # the field is missing
+    report(event, CallIdentity(None, "shop.charge", "17"))  # the field is missing
 
     assert lines.getvalue() == ""
 

@@ -29,7 +29,7 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 counters: list[Callable[[str, str], None]] = []
 
 
-class Reported(Protocol):
+class CallInFlow(Protocol):
     """What `report` needs of the call in the flow (`core.flow.call.Call`)."""
 
     #: The sender of its signals: the task or function.
@@ -45,7 +45,7 @@ class Reported(Protocol):
         """Shown beside the key; may be empty."""
 
 
-class About(NamedTuple):
+class CallIdentity(NamedTuple):
     """Identifies a call that is not in the flow, for `report`.
 
     It is being published, or is handled by the worker's main process or by an operator, or has no
@@ -60,7 +60,10 @@ class About(NamedTuple):
     decision: str = ""
 
 
-def report(event: Event, call: Reported | About, execution: Any = None, **fields: Any) -> None:
+Reported = CallInFlow | CallIdentity
+
+
+def report(event: Event, call: Reported, execution: Any = None, **fields: Any) -> None:
     """Reports that `event` has happened to `call`.
 
     Args:
@@ -69,13 +72,13 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
     """
     names = []
     if event.decision and not call.decision:
-        if not isinstance(call, About):
+        if not isinstance(call, CallIdentity):
             call.decision = event.decision
         names.append(event.decision)
     if event.counter:
         names.append(event.counter.format_map(fields))
     if names:
-        task = call.task if isinstance(call, About) else call.key.task
+        task = call.task if isinstance(call, CallIdentity) else call.key.task
         for name, counter in product(names, counters):
             counter(name, task)
     if event.level and (event.logger or logger).isEnabledFor(event.level):
@@ -90,7 +93,7 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
         signal.send(sender=call.sender, **details)
 
 
-def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str, Any]) -> None:
+def _log(event: Event, call: Reported, execution: Any, fields: dict[str, Any]) -> None:
     token, attempt = (execution.token, execution.attempt) if execution is not None else (0, 0)
     (event.logger or logger).log(
         event.level,
@@ -148,7 +151,7 @@ def _shown(key: str, value: Any) -> Any:
 
 
 def report_refused(
-    call: Reported | About, error: ErrorT, event: Event = table.REFUSED, at: str = "begin"
+    call: Reported, error: ErrorT, event: Event = table.REFUSED, at: str = "begin"
 ) -> ErrorT:
     """Reports that `call` is refused, and returns `error` for the caller to raise.
 
@@ -159,7 +162,7 @@ def report_refused(
     return error
 
 
-def decide_by(call: Reported, error: BaseException) -> None:
+def decide_by(call: CallInFlow, error: BaseException) -> None:
     """Reports the decision about a call that `error` has ended, unless one was already made."""
     if not call.decision:
         if isinstance(error, IdempotencyError):

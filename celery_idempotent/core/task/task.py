@@ -26,7 +26,7 @@ from celery_idempotent.core import worker
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import About, report_refused
+from celery_idempotent.core.events.report import CallIdentity, report_refused
 from celery_idempotent.core.flow.execution import Execution, unprotected
 from celery_idempotent.core.key import Key, message_form
 from celery_idempotent.core.key.rule import TASK_ID
@@ -215,7 +215,7 @@ class IdempotentTask(TaskOptions, Task):
             key, headers = resolve_received_key(configuration, request, task_id, args, kwargs)
         except (IdempotencyError, TypeError) as error:
             event = table.WOULD_REFUSE if in_shadow else table.REFUSED
-            report_refused(About(self, self.name, task_id), error, event)
+            report_refused(CallIdentity(self, self.name, task_id), error, event)
             if not in_shadow:
                 raise
             key = None
@@ -363,8 +363,8 @@ class IdempotentTask(TaskOptions, Task):
         try:
             options = self._bind_headers("apply_async", text_id, kwargs, options)
         except KeyRuleError as error:
-            about = About(self, self.name, text_id)
-            report_refused(about, error, table.PUBLISH_REFUSED, "publish")
+            identity = CallIdentity(self, self.name, text_id)
+            report_refused(identity, error, table.PUBLISH_REFUSED, "publish")
             raise
         if has_own_id:
             from celery_idempotent.core.task.message import canvas

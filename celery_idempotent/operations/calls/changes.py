@@ -15,7 +15,7 @@ from celery.canvas import Signature
 
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import About, log_extra, report
+from celery_idempotent.core.events.report import CallIdentity, log_extra, report
 from celery_idempotent.core.flow.forget import delete_message, forget_call
 from celery_idempotent.core.key import Key, text_digest
 from celery_idempotent.core.payload.value_codec import DATA_ONLY, dump
@@ -104,7 +104,7 @@ def forget(
     found = outcome.row if outcome and view is None else record
     state = "unreadable" if found is None else str(found.state)
     label = record.label if record else ""
-    call = About(sender, key.task, found.task_id if found else "", key, label)
+    call = CallIdentity(sender, key.task, found.task_id if found else "", key, label)
     state += "" if view else ", in the database alone"
     report(table.FORGOTTEN, call, found, user=user, state=state)
     return FORGOTTEN
@@ -259,6 +259,6 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         executor = call.task.idempotency_configuration.executor
         delete_message(executor, call.key, call.task_id)
     label = record.label if record else ""
-    published = About(call.task, call.key.task, task_id, call.key, label)
+    published = CallIdentity(call.task, call.key.task, task_id, call.key, label)
     report(table.RERUN, published, user=user, what=what)
     return PUBLISHED

@@ -14,7 +14,7 @@ from celery.states import READY_STATES, REVOKED
 
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import About, report, report_refused
+from celery_idempotent.core.events.report import CallIdentity, report, report_refused
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.replay import replacement_error
 from celery_idempotent.core.key import Key
@@ -75,7 +75,7 @@ class Publication:
     #: Whether its message is sent even if it is a duplicate.
     is_always_sent: bool
     #: Identifies the call in reports. `_reserve` adds the key and the label.
-    about: About
+    identity: CallIdentity
 
 
 def publish(
@@ -105,27 +105,27 @@ def publish(
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
-    in_canvas, about = any(map(options.get, _CANVAS_OPTIONS)), About(task, task.name, task_id)
-    is_always_sent = has_own_id or in_canvas
+    in_canvas = any(map(options.get, _CANVAS_OPTIONS))
+    identity = CallIdentity(task, task.name, task_id)
     publication = Publication(
-        task, args or (), kwargs or {}, options, in_canvas, is_always_sent, about
+        task, args or (), kwargs or {}, options, in_canvas, has_own_id or in_canvas, identity
     )
     decision, record = _decide(publication)
-    args, kwargs, about = publication.args, publication.kwargs, publication.about
+    args, kwargs, identity = publication.args, publication.kwargs, publication.identity
     if decision is DUPLICATE and configuration.in_shadow:
-        report(table.PUBLISHED_IN_SHADOW, about, record=record)
+        report(table.PUBLISHED_IN_SHADOW, identity, record=record)
         headers = options.get("headers")
         options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
     elif decision is DUPLICATE:
-        report(table.DEDUPLICATED, about, record=record)
+        report(table.DEDUPLICATED, identity, record=record)
         if configuration.settings.publish_raises:
-            text = f"{about.key} is not published: task {record.task_id} has the key"
+            text = f"{identity.key} is not published: task {record.task_id} has the key"
             raise conflict.error(text, record)
-        record_key = configuration.record_key(about.key, record.task_id)
+        record_key = configuration.record_key(identity.key, record.task_id)
         return RecordResult(record.task_id, record_key, task.backend, task.app)
     elif decision is REUSED and not configuration.in_shadow:
-        difference = partial(configuration.rule.difference, args, kwargs, about.key)
-        raise report_publish_refused(about, conflict.reused(record, difference))
+        difference = partial(configuration.rule.difference, args, kwargs, identity.key)
+        raise report_publish_refused(identity, conflict.reused(record, difference))
     result = None
     try:
         result = send(args, kwargs, **options)
@@ -133,7 +133,7 @@ def publish(
     finally:
         has_no_message = result is None or isinstance(result, EagerResult)
         if decision is RESERVED and has_no_message:
-            _delete_reservation(about)
+            _delete_reservation(identity)
 
 
 def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
@@ -156,7 +156,7 @@ def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
         return SEND, None
     if in_canvas and (in_shadow or not settings.takes_newest):
         return SEND, None
-    task_id, args, kwargs = publication.about.task_id, publication.args, publication.kwargs
+    task_id, args, kwargs = publication.identity.task_id, publication.args, publication.kwargs
     try:
         key, carried = resolve_key(configuration, task_id, options.get("headers"), args, kwargs)
         if key is None or carried.key is not None:
@@ -170,10 +170,10 @@ def _decide(publication: Publication) -> tuple[PublishDecision, Any]:
     except Exception as error:
         if not (in_shadow or in_canvas or isinstance(error, StoreUnavailableError)):
             if isinstance(error, (KeyRuleError, CorruptRecordError)):
-                report_publish_refused(publication.about, error)
+                report_publish_refused(publication.identity, error)
             raise
         event = table.PUBLISHED_UNCOUNTED if in_shadow else table.NOT_RESERVED
-        report(event, publication.about, error=error)
+        report(event, publication.identity, error=error)
         return SEND, None
     if record is None:
         return RESERVED, None
@@ -202,11 +202,11 @@ def _reserve(publication: Publication, key: Key, *, takes_newest: bool) -> Recor
         CorruptRecordError: if the record of the key cannot be read.
         Exception: if the arguments cannot be serialized.
     """
-    task, options, task_id = publication.task, publication.options, publication.about.task_id
+    task, options, task_id = publication.task, publication.options, publication.identity.task_id
     configuration: TaskConfiguration = task.idempotency_configuration
     settings = configuration.settings
     tail = configuration.tail_of(publication.args, publication.kwargs)
-    publication.about = about = publication.about._replace(key=key, label=tail.label)
+    publication.identity = identity = publication.identity._replace(key=key, label=tail.label)
     newest: dict[str, Any] = {}
     if not configuration.in_shadow:
         options["headers"] = with_derived_key(options.get("headers"), key, task_id)
@@ -224,49 +224,49 @@ def _reserve(publication: Publication, key: Key, *, takes_newest: bool) -> Recor
         return None if reserved else configuration.executor.store.record(key, reply.raw)
 
     record = holder()
-    return holder() if record is not None and _free_key(about, record) else record
+    return holder() if record is not None and _free_key(identity, record) else record
 
 
-def _free_key(about: About, record: Record) -> bool:
+def _free_key(identity: CallIdentity, record: Record) -> bool:
     """Frees the key of a call that has ended without an outcome; returns whether it did.
 
     Its replacement has failed; or its message has ended unrun, and the worker has not given the
     reservation back yet.
     """
-    configuration: TaskConfiguration = about.sender.idempotency_configuration
+    configuration: TaskConfiguration = identity.sender.idempotency_configuration
     settings = configuration.settings
-    if record.state is State.RESERVED and _has_ended(about, record):
-        key = configuration.record_key(about.key, record.task_id)
+    if record.state is State.RESERVED and _has_ended(identity, record):
+        key = configuration.record_key(identity.key, record.task_id)
         command = commands.give_back(key, record.task_id)
         if record.awaited:  # its retry is reserved in the record, and not in the slot
             command = commands.forget(key, record)
     elif settings.runs_again or replacement_error(record, settings) is None:
         return False
     else:
-        command = commands.release(about.key, record.token, retention_ms=0)
+        command = commands.release(identity.key, record.token, retention_ms=0)
     configuration.execute(command)
     return True
 
 
-def _has_ended(about: About, record: Record) -> bool:
+def _has_ended(identity: CallIdentity, record: Record) -> bool:
     """Returns whether the result backend shows that the message of a reservation has ended.
 
     A retry may still be pending if Celery has stored an outcome, namely that of a body that has
     called ``self.retry(throw=False)``. Only a revoked retry has ended.
     """
     try:
-        state = about.sender.AsyncResult(record.task_id).state
+        state = identity.sender.AsyncResult(record.task_id).state
     except Exception as error:
-        report(table.RESULT_UNREADABLE, about._replace(task_id=record.task_id), error=error)
+        report(table.RESULT_UNREADABLE, identity._replace(task_id=record.task_id), error=error)
         return False
     return state == REVOKED or (state in READY_STATES and not record.awaited)
 
 
-def _delete_reservation(about: About) -> None:
+def _delete_reservation(identity: CallIdentity) -> None:
     """Deletes the reservation of a call that ran eagerly, or whose publish has failed."""
-    configuration: TaskConfiguration = about.sender.idempotency_configuration
-    key = configuration.record_key(about.key, about.task_id)
+    configuration: TaskConfiguration = identity.sender.idempotency_configuration
+    key = configuration.record_key(identity.key, identity.task_id)
     try:
-        configuration.execute(commands.give_back(key, about.task_id))
+        configuration.execute(commands.give_back(key, identity.task_id))
     except IdempotencyError as error:
-        report(table.RESERVATION_KEPT, about, error=error)
+        report(table.RESERVATION_KEPT, identity, error=error)

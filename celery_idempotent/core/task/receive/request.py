@@ -32,7 +32,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_idempotent.core import shared_counters, worker
 from celery_idempotent.core.configuration.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import About, log_extra, report
+from celery_idempotent.core.events.report import CallIdentity, log_extra, report
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import State, layout
@@ -124,7 +124,7 @@ class IdempotentRequest(Request):
             return
         event = table.BYPASSED_AGAIN if self.name in _bypassed else table.BYPASSED
         _bypassed.add(self.name)
-        report(event, About(self.task, self.name, message_headers.id_text(self.id)))
+        report(event, CallIdentity(self.task, self.name, message_headers.id_text(self.id)))
 
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.
@@ -149,7 +149,7 @@ class IdempotentRequest(Request):
         if not (discarded or self._configuration.settings.deduplicates):
             return
         with _warning("Cannot end the reservation of task %s; it will expire: %s", self.id):
-            key, generation = self.identity
+            key, generation = self.key_and_generation
             if key is not None:
                 last = generation if discarded else None
                 reservations.give_back(self._store, key, self.text_id, last)
@@ -179,7 +179,7 @@ class IdempotentRequest(Request):
 
     def _has_begun_by_record(self, revoked: bool) -> bool:
         """See `_has_begun`, for the record of the key."""
-        key, generation = self.identity
+        key, generation = self.key_and_generation
         store = self._store
         stored = None if key is None else run_sync(store.read(key))
         if key is None or stored is None:
@@ -260,7 +260,7 @@ class IdempotentRequest(Request):
         return None
 
     @cached_property
-    def identity(self) -> tuple[Key | None, int]:
+    def key_and_generation(self) -> tuple[Key | None, int]:
         """The key of the message's record (None if it is not protected), and its generation.
 
         Raises:
@@ -296,7 +296,7 @@ class IdempotentRequest(Request):
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
             self.id,
         ):
-            key, _ = self.identity
+            key, _ = self.key_and_generation
             if key is None or self.worker_pid is None:
                 return ""
             worker = worker_name(self.hostname, self.worker_pid)
@@ -304,7 +304,7 @@ class IdempotentRequest(Request):
             abandon = commands.abandon(key, self.text_id, worker, grace_ms=grace_ms, reason=reason)
             case = self._configuration.execute(abandon).case
             if case == "ok":
-                call = About(self.task, self.name, self.text_id, key)
+                call = CallIdentity(self.task, self.name, self.text_id, key)
                 report(table.ABANDONED, call, reason=reason, grace=grace)
             return case
         return ""  # after an error; the lease expires by itself, and the message is redelivered
