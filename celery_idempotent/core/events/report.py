@@ -83,8 +83,7 @@ def report(event: Event, call: Reported, execution: Any = None, **fields: Any) -
             counter(name, task)
     if event.level and (event.logger or logger).isEnabledFor(event.level):
         _log(event, call, execution, fields)
-    signal = event.signal
-    if signal is not None and signal.receivers:
+    if (signal := event.signal) is not None and signal.receivers:
         if execution is not None:
             fields |= {"token": execution.token, "attempt": execution.attempt}
         fields |= {"task_id": call.task_id, "key": str(call.key), "label": call.label}
