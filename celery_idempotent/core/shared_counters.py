@@ -86,6 +86,8 @@ class SharedCounters:
             cell = self._rows_end + 2 * index
             self._cells[cell], self._cells[cell + 1] = os.getpid(), 0
 
+            # For `frozen_processes` and `stack`, which the worker's main process calls: see the
+            # attributes of the heartbeat.
             def expect(at: float) -> None:
                 self._cells[cell + 1] = 0 if at == float("inf") else round(at * 1000)
 

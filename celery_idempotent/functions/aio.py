@@ -59,7 +59,7 @@ class AsyncioRuntime:
 
     async def _drive(self, flow: _Flow) -> Any:
         try:
-            await _first_of(flow, flow.work)
+            await _wait_for_any(flow, flow.work)
             if flow.work.done():
                 outcome = await _run(flow.work.result())
                 flow.outcome.set_result(outcome)
@@ -102,7 +102,7 @@ class AsyncioRuntime:
         cancelled = _this_flow().outcome
         if not cancelled.done():
             change = asyncio.ensure_future(self.store.wait_for_change(key, seen, seconds))
-            await _first_of(change, cancelled)
+            await _wait_for_any(change, cancelled)
             if change.done():
                 change.result()
                 return
@@ -175,7 +175,7 @@ def _this_flow() -> _Flow:
     return flow
 
 
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
+async def _wait_for_any(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
@@ -200,12 +200,12 @@ async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
     redis-py's timeouts cancel the current task, and a flow cannot be cancelled.
     """
     task = asyncio.ensure_future(send())
-    await _first_of(task)
+    await _wait_for_any(task)
     if task.cancelled():
         # ``asyncio.run`` has cancelled it at its end, which it does once. Only a reply shows
         # whether the command was executed, and a script gives a repeated command the same reply.
         task = asyncio.ensure_future(send())
-        await _first_of(task)
+        await _wait_for_any(task)
     return task.result()
 
 

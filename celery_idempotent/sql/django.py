@@ -129,7 +129,8 @@ class DjangoSession:
         return [func for _, func, robust in own if not robust]
 
     def drop_on_commit(self) -> None:
-        """Removes the functions of `on_commit`."""
+        """Removes the functions of `on_commit`, and leaves the robust ones."""
+        # An entry is a tuple of savepoint ids, function, and whether the function is robust.
         registered = self.connection.run_on_commit
         before, own = registered[: self._registered], registered[self._registered :]
         self.connection.run_on_commit = [*before, *(entry for entry in own if entry[2])]

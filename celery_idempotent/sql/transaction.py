@@ -169,7 +169,7 @@ class Transaction:
     def commit(self, claim: Claim, outcome: OutcomeValues) -> Row | None:
         """Writes the outcome into the claimed row, and commits.
 
-        Its outbox replaces the `on_commit` functions.
+        The row's outbox takes the place of the `on_commit` functions, which are dropped.
 
         If the reply to the commit is lost, the row is claimed again: that waits for the lost
         transaction to end, and shows whether it was committed. The same happens if this is called

@@ -158,6 +158,7 @@ class WaitQueue:
         return head, is_tracked
 
     def _read(self, name: str) -> tuple[bytes, bool]:
+        """Returns the beginning of a value, and whether changes of it are tracked from now on."""
         self._names.add(name)
         raw = run_sync(self._listener.track(name, _SIZE, self._on_change))
         if raw is not None:

@@ -345,7 +345,7 @@ async def settlement_of(grant: Grant, outcome: Outcome) -> Settlement:
         _ = grant.steps  # so that steps of an earlier execution are an extension, too
     settlement = call.host.meaning(outcome)
     settings, key = call.settings, str(call.key)
-    protect: Any = {"key": key, "token": grant.token}
+    place: Any = {"key": key, "token": grant.token}
     outcome, settlement.retention_ms = settlement.outcome, settings.result_ms
     if isinstance(settlement, Complete):
         assert isinstance(outcome, Result)
@@ -353,9 +353,9 @@ async def settlement_of(grant: Grant, outcome: Outcome) -> Settlement:
             payload, settlement.outcome = restored(
                 outcome.value, settings, call.codec.values, key=key
             )
-            payload = await call.codec.protect(payload, settings, **protect)
+            payload = await call.codec.protect(payload, settings, **place)
         else:
-            payload = await call.codec.encode_result(outcome.value, settings, **protect)
+            payload = await call.codec.encode_result(outcome.value, settings, **place)
         settlement.payload, settlement.field = payload, RESULT
     elif isinstance(settlement, Delegate):
         # Celery passes the continuation to the other task, so this one has none to send. If the
@@ -365,7 +365,7 @@ async def settlement_of(grant: Grant, outcome: Outcome) -> Settlement:
         settlement.payload = Payload(format_, layout.write_task_id(call.task_id))
     elif isinstance(settlement, Fail):
         assert isinstance(outcome, Failure)
-        payload = await call.codec.encode_error(outcome.error, settings, **protect)
+        payload = await call.codec.encode_error(outcome.error, settings, **place)
         settlement.payload, settlement.field = payload, ERROR
         settlement.retention_ms = settings.error_ms
     return settlement

@@ -63,6 +63,7 @@ def normalised(
 
 
 def _is_plain(*values: Any) -> bool:
+    """Whether every serializer gives back these values as they are, judged by a few types."""
     unchecked = list(values)
     members_left = _MAX_MEMBERS
     while unchecked:

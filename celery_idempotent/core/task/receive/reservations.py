@@ -37,9 +37,11 @@ class _Jobs:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[str, Callable[[], object]]] = queue.SimpleQueue()
+        #: The process that has the thread: a forked child must start its own.
         self._pid = 0
 
     def add(self, task_id: str, job: Callable[[], object]) -> None:
+        """Lets the thread run `job`, which is about the message `task_id`."""
         if self._pid != os.getpid():
             self._jobs, self._pid = queue.SimpleQueue(), os.getpid()
             name = "idempotency-reservations"
