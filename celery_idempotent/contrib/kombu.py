@@ -261,7 +261,7 @@ class _Delivery:
 
 
 class _MessageHost(DirectHost):
-    #: The error that the handler raised.
+    #: The error that the handler raised; `run` sets it. None if it did not run, or raised none.
     error: BaseException | None = None
 
     def run(self, execution: BaseExecution) -> Any:

@@ -33,7 +33,7 @@ class History:
 
     def __init__(self, file: str = ":memory:") -> None:
         self._database = SqliteDatabase(file, _SCHEMA)
-        #: The last counters of each worker and task.
+        #: The counters of each worker and task at the last `add`, which stores the differences.
         self._seen: dict[tuple[str, str], Mapping[str, int]] = {}
         #: The current step, and its differences by task and name.
         self._current: tuple[int, Counter[tuple[str, str]]] = 0, Counter()

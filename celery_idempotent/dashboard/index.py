@@ -67,7 +67,7 @@ class Query(NamedTuple):
     """Which records to show, in which order, as in a query string; an empty field selects all."""
 
     state: str = ""
-    #: Part of the name.
+    #: Part of the task's name.
     task: str = ""
     #: Part of the label, task, key, task id or worker.
     text: str = ""
@@ -212,7 +212,7 @@ class RecordIndex:
         self._pages: Iterator[tuple[RecordStore, list[RecordView]]] | None = None
         #: Number of the current pass, and of the records that it has read.
         self._pass = self._seen = 0
-        #: Protects the pass.
+        #: Protects the attributes of the pass; held while `advance` reads records.
         self._passing = threading.RLock()
         #: When the current pass began (seconds of `monotonic`), and whether the last one was quick.
         self._began_at, self._is_quick = 0.0, False

@@ -71,7 +71,7 @@ def _warn(reason: str, subject: str) -> None:
 class Access:
     """A user of the dashboard. Every user may see the records, without their values."""
 
-    #: The name in logs and signals.
+    #: The user's name, for logs and signals.
     user: str
     #: Whether the user may forget records, and rerun calls that have failed or were rejected.
     forget: bool = False
@@ -107,7 +107,7 @@ class BasicAuth:
             raise SettingsError("the dashboard's credentials are not of the form USER:PASSWORD")
         self._expected = credentials.encode()
         self._access = Access(user, forget=True, results=True, repeat=True)
-        #: Refusals that have not ended, by client.
+        #: For each client, the number of its refusals that are still being delayed.
         self._refusals: Counter[str] = Counter()
 
     async def __call__(self, connection: HTTPConnection) -> Access | None:

@@ -24,7 +24,7 @@ class TimerRenewer(Renewer):
         self._loop = asyncio.get_running_loop()
         #: Sends the next request; None while a request is under way, and without leases.
         self._timer: asyncio.TimerHandle | None = None
-        #: The request that is under way.
+        #: The request that is under way; None between two requests.
         self._request: asyncio.Task[None] | None = None
 
     def start_renewal(self, lease: Lease) -> None:

@@ -51,9 +51,9 @@ class Entry:
     #: The reason for REJECTED, the ConflictError under CONFLICT, or the reason why a completed
     #: key's value was not stored.
     error: IdempotencyError | None = None
-    #: The finished record under REPLAY.
+    #: Under REPLAY, the finished record; None otherwise.
     record: Record | None = None
-    #: The execution under RUN.
+    #: Under RUN, the execution; None otherwise.
     execution: BaseExecution | None = None
 
     def refuse(self, error: Exception) -> None:

@@ -36,7 +36,7 @@ class BaseBlockExecution(TwoPartFlows):
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
         self.decision = Decision.CONFLICT
-        #: Under CONFLICT, names the execution that holds the key.
+        #: Under CONFLICT, the error that names the execution with the key; None otherwise.
         self.conflict: ConflictError | None = None
         extensions = extensions_of_direct_call(data.settings)
         self._call = Call(data, host, runtime, codec, extensions)

@@ -48,9 +48,9 @@ class Renewal(threading.Thread):
         self.renewed_at: float | None = None
         #: When to renew all messages, and when to search (seconds of `lease_now`).
         self._due = self._restore_due = 0.0
-        #: Consecutive failed rounds.
+        #: How many rounds in a row have failed.
         self._failures = 0
-        #: Number of messages in the last renewal of all.
+        #: How many messages the last renewal of all messages had.
         self._number = 0
         #: When to call `on_renewed` (seconds of `lease_now`); 0: at the end of this round.
         self._report_due = 0.0

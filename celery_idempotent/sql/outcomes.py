@@ -115,12 +115,12 @@ def committed_without_outcome() -> TransactionError:
 class Claim(NamedTuple):
     """The columns that an execution sets when it claims a row, before its body runs."""
 
-    #: The primary key.
+    #: The primary key, made from the prefix and the key by `row_id`.
     id: str
     #: For a key that may run again, the id of the key's turn until the execution has finished; else
     #: None. The column is unique, so the messages of such a key run one after the other.
     turn: str | None
-    #: A `Record.key`.
+    #: The key as text, as in `Record.key`.
     record_key: str
     #: Random id of the execution. A statement that names it changes no row of another execution.
     owner: str
@@ -179,7 +179,7 @@ class Row(NamedTuple):
     outbox: bytes | None
     finished_at: int
     expires_at: int
-    #: The time at which it was read.
+    #: The database's time when the row was read, in milliseconds, as the times above.
     now: int
 
     @classmethod

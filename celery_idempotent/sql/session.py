@@ -13,7 +13,7 @@ class StatementResult(NamedTuple):
     """The result of a statement."""
 
     rows: Sequence[Sequence[Any]]
-    #: The number of rows that it changed.
+    #: The number of rows that the statement changed.
     changed: int
 
 
@@ -76,7 +76,7 @@ class Engine(Protocol):
     name: str
     #: The kind of database, as SQLAlchemy or Django names it.
     dialect: str
-    #: How to create the table, for messages.
+    #: The command that creates the table of outcomes, for the message that it is missing.
     create_command: str
     #: Base class of the driver's errors, and the class for a duplicate primary key.
     error: type[Exception]

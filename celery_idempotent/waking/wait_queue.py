@@ -41,7 +41,7 @@ class WaitingMessage:
         function: what Celery's timer would call with `args` to start the message.
     """
 
-    #: The timer shows the name of what it calls.
+    #: Celery's timer shows the name of each function that it calls, such as in ``inspect``.
     __name__ = "wait"
 
     def __init__(

@@ -69,7 +69,7 @@ class WaitingMessages:
         self._number = count()
         #: When a store that has not replied is read again (seconds of `monotonic`).
         self._paused: dict[RecordStore, float] = {}
-        #: Protects all of this, and wakes the thread.
+        #: Protects all these attributes; notified when the thread has something to do.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False

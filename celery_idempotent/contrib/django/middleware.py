@@ -129,7 +129,8 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     sync_capable = async_capable = True
 
-    #: Options of one view.
+    #: The options of one view, which precede those of the settings. A subclass for that view sets
+    #: them.
     _changes: Mapping[str, Any] = {}
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:

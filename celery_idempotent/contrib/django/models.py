@@ -12,10 +12,10 @@ class Outcome(models.Model):
 
     #: A digest of prefix and key: `sql.outcomes.row_id`. See `sql.outcomes.Claim` for the others.
     id = models.CharField(primary_key=True, max_length=32)
-    #: A digest of a key that may run again.
+    #: For a key that may run again: a digest of it, until the execution has finished.
     turn = models.CharField(max_length=32, null=True, unique=True)
     record_key = models.TextField()
-    #: A random id of the transaction.
+    #: A random id of the execution, so that its statements change no row of another one.
     owner = models.CharField(max_length=32)
     state = models.CharField(max_length=16)
     task_id = models.TextField()
@@ -25,7 +25,7 @@ class Outcome(models.Model):
     fingerprint = models.CharField(max_length=32)
     format = models.CharField(max_length=255)
     body = models.BinaryField()
-    #: Messages to publish after the commit.
+    #: Messages to publish after the commit; None once they are published.
     outbox = models.BinaryField(null=True)
     #: Milliseconds since the epoch.
     finished_at = models.BigIntegerField(null=True)

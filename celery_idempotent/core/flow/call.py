@@ -321,7 +321,7 @@ class Grant:
         elif not self._loss_reported:
             self._loss_reported = True
             lease.lost = True
-            if raw[:1] in (b"D", b"X"):
+            if raw[:1] in (b"D", b"X"):  # the letters of a record that may name a newer call
                 from celery_idempotent.core.record.newer import taken_over
 
                 lease.error = taken_over(raw, str(call.key), call.key.task)

@@ -23,7 +23,7 @@ from celery_idempotent.settings import Settings
 class Option:
     """What an option adds to tasks and functions. A subclass overrides what it needs."""
 
-    #: Whether it is an `Extension`.
+    #: Whether the class is also an `Extension`, of which each call gets an instance.
     in_flow = False
 
     @classmethod

@@ -38,12 +38,12 @@ class CallData(NamedTuple):
     #: Maximum seconds to wait in the caller while another execution holds the key; 0 for a message,
     #: which is put back instead.
     wait_timeout: float
-    #: The label, for the record.
+    #: The part of the record that scripts only copy, such as the label.
     tail: Tail = Tail()
     #: Number of this message among those of its task id: a retry, or the message after
     #: ``Task.replace``, has a higher one (`continuation.generation_of`).
     generation: int = 0
-    #: How often this message was put back.
+    #: How often this message was put back, by its headers.
     put_back_count: int = 0
     #: How many of these put-backs followed a rollback by the database.
     rollback_count: int = 0

@@ -31,7 +31,7 @@ Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Ma
 class Explanation(NamedTuple):
     """Why two calls share a key or do not: the key, and what it was derived from."""
 
-    #: A description of the rule.
+    #: The rule in words.
     rule: str
     arguments: tuple[Argument, ...]
     #: What was hashed, after the task's name.
@@ -58,7 +58,7 @@ class KeyRule:
     def __init__(self, task: str, rule: Any, signature: Signature, normalise: Normalise) -> None:
         self.task = task
         self.signature = signature
-        #: The value of the option.
+        #: The value of the option ``key``, as it was set.
         self.source = rule
         self._normalise = normalise
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])

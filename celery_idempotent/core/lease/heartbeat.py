@@ -196,7 +196,7 @@ class ThreadRenewer(Renewer):
         self.thread: threading.Thread | None = None
         #: The same thread while `_check_thread` starts it, when ``is_alive()`` is still false.
         self._starting: threading.Thread | None = None
-        #: Any item ends the wait of the thread.
+        #: The thread waits for an item of this queue, or until `wakes_at`; any item wakes it.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         #: When the thread, which waits, will look for due leases (seconds of `lease_now`).
         self.wakes_at = FOREVER

@@ -48,7 +48,7 @@ class BackendResult(NamedTuple):
 
     name: str | bytes
     meta: str | bytes
-    #: Seconds; 0: never.
+    #: Seconds for which the backend keeps the result; 0: for ever.
     expires: int
 
 

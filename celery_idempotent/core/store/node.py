@@ -48,9 +48,9 @@ class Breaker:
         #: Seconds between the last two probes, and when the next is due (seconds of `monotonic`).
         self._delay = 0.0
         self._probe_at = 0.0
-        #: Consecutive commands without a reply.
+        #: How many commands in a row have got no reply.
         self.failures = 0
-        #: Whether commands fail without being sent.
+        #: Whether commands fail at once, without being sent, until a probe gets a reply.
         self.open = False
 
     async def check(self) -> None:

@@ -29,11 +29,11 @@ _FIXED = 11
 class Reference(NamedTuple):
     """The record that a duplicate found."""
 
-    #: A `Record.key`.
+    #: The `Record.key` of that record.
     key: str
     #: What became of the duplicate: a letter of `conflict.BECAME`.
     end: str
-    #: These three describe the record's execution.
+    #: The task id, token and attempt of the execution in the record.
     task_id: str
     token: int
     attempt: int

@@ -79,7 +79,7 @@ class _WrittenBackend:
     """
 
     _backend: Any
-    #: The task id whose result the backend has.
+    #: The task whose result the script has written, so the backend has it already.
     _task_id: str
 
     def __getattr__(self, name: str) -> Any:

@@ -147,13 +147,13 @@ def key_fields(key: Key, state: str) -> dict[str, Any]:
 class Field(NamedTuple):
     """A field of a record, as programs and people see it."""
 
-    #: In JSON documents; empty for people alone.
+    #: Its name in JSON documents; empty if only people see it.
     name: str
-    #: In `show` and on the dashboard's page of the record; empty for programs alone.
+    #: Its title in `show` and on the dashboard's page of the record; empty if only programs see it.
     title: str = ""
-    #: Explains it in docs/reference/command-line.md.
+    #: Its explanation in docs/reference/command-line.md.
     note: str = ""
-    #: Returns the text for people, who do not see an empty one; None: that of the value.
+    #: Returns its text for people, who see nothing if it is empty; None: the text of its value.
     format: Callable[[Record, datetime], str] | None = None
 
     def text(self, record: Record, now: datetime) -> str:

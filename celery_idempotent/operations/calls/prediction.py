@@ -156,7 +156,7 @@ class ExplainedCall(NamedTuple):
     explanation: Explanation
     #: The record's name in Redis.
     redis_name: str
-    #: None if there is no record.
+    #: The record; None if there is none.
     view: RecordView | None
     #: The row of the key in the database of its task's transaction, if any.
     outcome: SqlOutcome | None

@@ -37,7 +37,8 @@ class TaskStatistics:
     lease_expired: int = 0
     #: Number of outcomes in the last hour.
     recent: int = 0
-    #: Age of the oldest of them in seconds; at least 1, so that one new record is not a high rate.
+    #: Age of the oldest of these outcomes in seconds; at least 1, so that one new record is not a
+    #: high rate.
     oldest_recent: float = 1.0
     #: The records whose memory is measured.
     sample: list[RecordView] = field(default_factory=list)

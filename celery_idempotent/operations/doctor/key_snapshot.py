@@ -57,7 +57,7 @@ class Sample:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     digest: str
-    #: In hexadecimal.
+    #: The fingerprint in hexadecimal.
     fingerprint: str
 
     @classmethod
@@ -78,11 +78,11 @@ class Snapshot:
 
     #: The rule in words: `KeyRule.description`.
     rule: str
-    #: Prefix of names in Redis.
+    #: The prefix of the task's names in Redis.
     prefix: str
     #: The parameters by name, each with the digest of its default; empty text without a default.
     parameters: Mapping[str, str]
-    #: Empty if the rule raised an error for every sample call.
+    #: The sample calls with their keys; empty if the rule raised an error for each of them.
     samples: Sequence[Sample]
 
 

@@ -52,7 +52,7 @@ class RecordView:
     """A record together with the server's time at which it was read."""
 
     key: Key
-    #: None if it cannot be read.
+    #: The decoded record; None if it cannot be decoded.
     record: Record | None
     #: The server's time at which it was read.
     now: datetime
@@ -345,7 +345,7 @@ class _Outages:
     def __init__(self) -> None:
         #: Whether a node has replied.
         self._has_replied = False
-        #: The errors of the others, by name.
+        #: The errors of the nodes that have not replied, by the node's name.
         self._errors: dict[str, Exception] = {}
 
     @contextmanager

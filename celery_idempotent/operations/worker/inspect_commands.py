@@ -131,7 +131,7 @@ class Worker(NamedTuple):
     """A worker's reply to `idempotency_state`."""
 
     leases: list[dict[str, Any]]
-    #: Counters by task.
+    #: What the worker has counted since its start, by task and counter.
     counts: dict[str, dict[str, int]]
     #: What `idempotency_redelivery` returns; empty if the worker renews no messages.
     redelivery: dict[str, Any]

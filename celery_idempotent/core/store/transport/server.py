@@ -57,7 +57,7 @@ class BaseTransport:
         clock: ServerClock | None = None,
     ) -> None:
         self.config = config
-        #: Of the server; shared with other transports to it.
+        #: The server's clock, which all transports to that server share.
         self.clock = clock or ServerClock()
         self.is_async = is_async
         self.timeout = config.timeout if timeout is None else timeout
