@@ -11,7 +11,7 @@ __all__ = ["metadata", "outcomes"]
 
 metadata = MetaData()
 
-#: MySQL's BLOB holds only 64 KiB.
+#: The type of columns for bodies. MySQL's BLOB would hold only 64 KiB.
 _Body = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 
 #: The rows of finished keys; a row is claimed and finished in the transaction of the effects.

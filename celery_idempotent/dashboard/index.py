@@ -187,6 +187,7 @@ def _step(milliseconds: float) -> int:
 
 
 def _seconds(step: int) -> float:
+    """Returns the duration of a step of that scale."""
     return (2 ** (step / 8) - 1) / 1000
 
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 KEY_HEADER = "idempotency-key"
-#: In characters, as at Stripe.
+#: A longer key is refused. In characters; Stripe has the same limit.
 MAX_KEY_LENGTH = 255
 #: In characters of the whole field, which may be a key of escaped quotes with parameters.
 _MAX_FIELD_LENGTH = 1024

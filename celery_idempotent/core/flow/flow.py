@@ -117,7 +117,7 @@ async def _settle(grant: Grant, outcome: Outcome) -> End:
     try:
         return await settle(grant, outcome)
     except GeneratorExit:
-        raise
+        raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
         return await settle_again(grant, outcome, error)
 

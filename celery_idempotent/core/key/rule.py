@@ -21,7 +21,7 @@ class _TaskId:
 #: With this rule, only copies of one message are duplicates, as periodic tasks need.
 TASK_ID: Final = _TaskId()
 
-#: What explicit keys and values of key rules can be.
+#: In errors: what an explicit key, or the value of a key rule, can be.
 _KINDS = "it must be text, a number, a UUID or a tuple of these"
 
 #: Returns args and kwargs as the task's serializer passes them to the worker.

@@ -32,7 +32,7 @@ _LEFT_OUT = tuple(
     for spec in map(find_spec, ("celery_idempotent", "celery", "billiard"))
     if spec is not None
 )
-#: File, line and function.
+#: One call in a stack: file, line and function.
 _Frame = tuple[str, str, str]
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)

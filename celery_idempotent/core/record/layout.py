@@ -77,7 +77,7 @@ HEAD_BYTES = 2048
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: Body of a FAILED record whose executions died, as often in a row as the settings allow.
 POISONED = b"poisoned"
-#: Later times (year 6429) mean damage.
+#: A record with a later time (this one is in the year 6429) is damaged.
 _MAX_MS = 2**47
 
 

@@ -131,7 +131,7 @@ timeout_option = click.option(
 )
 
 
-#: Records by name, or by a filter.
+#: The parameters of a command that changes records, which are selected by name or by a filter.
 record_options = with_options(
     click.argument("names", nargs=-1, metavar="RECORD…"),
     key_option,

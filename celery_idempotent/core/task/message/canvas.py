@@ -24,7 +24,11 @@ REPLACED_HEADER = "idempotency_replaced"
 
 
 def with_replaced_keys(task_id: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Returns the headers of a publish by a plain task that is itself a part of a replacement."""
+    """Returns `headers` for a publish, with those of the running task if that publishes itself.
+
+    A message with the id of the running task, such as the one by which a plain task replaces
+    itself, is the same part of a canvas that has replaced a task, and so needs the replaced keys.
+    """
     request = getattr(current_task, "request_stack", None) and current_task.request_stack.top
     is_same = request is not None and id_text(request.id) == task_id
     if is_same and (replaced := replaced_keys(request)):
