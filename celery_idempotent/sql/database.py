@@ -1,4 +1,4 @@
-"""The database of the option ``idempotency_transaction``: its engine, and operations on its table.
+"""The database in which transactions store outcomes: its engine, and operations on its table.
 
 `sql.transaction` uses it for each execution; the command line and the dashboard, to find, forget
 and purge rows.

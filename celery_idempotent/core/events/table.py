@@ -164,7 +164,7 @@ ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill th
 ENDED_LATE = Event(WARNING, "ran to its end before {error.__class__.__name__} was raised")
 NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
 
-# Executions with `idempotency_transaction`.
+# Executions whose outcome is committed by a transaction.
 COMMITTED_ONLY = Event(
     WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
 )

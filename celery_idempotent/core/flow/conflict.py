@@ -36,8 +36,8 @@ def wait(call: Call, record: Record, reason: ConflictError, now_ms: int | None =
     longest = min(call.settings.lease, LONGEST_DELAY)
     if now_ms is not None:
         left = (record.at_ms - now_ms) / 1000
-        # A reservation for this very message, which is no retry: its quiet time
-        # (``idempotency_debounce``) has not ended, and the message comes back when it does.
+        # The key is reserved for this very message, which is no retry: it is debounced, and its
+        # quiet time has not ended.
         is_copy = record.task_id == call.task_id
         if is_copy and record.state is State.RESERVED and not record.awaited:
             quiet = error(f"{call.key} waits until no publish has come for a while", record)

@@ -520,7 +520,7 @@ class IdempotentTask(TaskOptions, Task):
         """Deletes the record of a call with these arguments; returns whether there was one.
 
         The next call runs. Copies of messages that have ended in an error still get that error.
-        With ``idempotency_transaction``, this also deletes the row of the call in the database.
+        If the task has a transaction, this also deletes the row of the call in its database.
 
         Args:
             force: also forget a running call. It is not stopped, another execution can begin beside

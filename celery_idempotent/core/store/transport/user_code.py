@@ -1,7 +1,6 @@
 """Calls the user's code in connections: clients, credential providers, ``redis_connect_func``.
 
-An error of that code becomes an error of the connection, so that ``idempotency_on_store_error``
-applies to it.
+An error of that code becomes an error of the connection, like those of an unavailable store.
 """
 
 from __future__ import annotations
