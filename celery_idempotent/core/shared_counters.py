@@ -88,8 +88,8 @@ class SharedCounters:
 
             # For `frozen_processes` and `stack`, which the worker's main process calls: see the
             # attributes of the heartbeat.
-            def expect(at: float) -> None:
-                self._cells[cell + 1] = 0 if at == float("inf") else round(at * 1000)
+            def expect(expiry: float) -> None:
+                self._cells[cell + 1] = 0 if expiry == float("inf") else round(expiry * 1000)
 
             def note(leases: Sequence[Lease], stack: list[str]) -> None:
                 text = "\n".join([" ".join(str(lease.token) for lease in leases), *stack])

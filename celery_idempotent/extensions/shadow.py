@@ -106,17 +106,17 @@ class Shadow(Extension):
         host: Any = call.host
         request = host.request
         request.idempotency_without_body = False
-        held: Lease | None = None
+        lease: Lease | None = None
         if message_headers.finding_of(call.task_id, request.headers) == DEDUPLICATED:
             report(table.WOULD_DEDUPLICATE, call)
         else:
-            held = await _begin(call)
+            lease = await _begin(call)
         try:
             outcome = await runtime.run(partial(call.host.run, runtime.execution(str(call.key))))
         finally:
-            if held is not None:
-                runtime.stop_renewal(held)
-        await _end(call, held, outcome)
+            if lease is not None:
+                runtime.stop_renewal(lease)
+        await _end(call, lease, outcome)
         return Answer(outcome)
 
 
@@ -183,13 +183,13 @@ def _count_duplicate(call: Call, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-async def _end(call: Call, held: Lease | None, outcome: Outcome) -> None:
+async def _end(call: Call, lease: Lease | None, outcome: Outcome) -> None:
     """Records that the execution has ended, if it holds the key. Does not retry."""
-    if held is None:
+    if lease is None:
         return
     try:
         await call.runtime.store.node_of(call.key).breaker.check()
-        await call.runtime.execute(_end_command(call, held.token, outcome))
+        await call.runtime.execute(_end_command(call, lease.token, outcome))
     except StoreUnavailableError as error:
         report(END_UNCOUNTED, call, error=error)
     except Exception as error:

@@ -464,8 +464,8 @@ class Idempotency:
     def _overridden(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the engine's options, replaced by `options`."""
         overridden = {*options, *(PREFIX + option for option in options)}
-        kept = {name: value for name, value in self._values.items() if name not in overridden}
-        return {**kept, **options}
+        others = {name: value for name, value in self._values.items() if name not in overridden}
+        return {**others, **options}
 
     def _build(self, options: Mapping[str, Any], where: str) -> Settings:
         """Returns the settings that these and the engine's options give, after checks."""

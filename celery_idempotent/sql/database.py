@@ -255,7 +255,7 @@ class Database:
             session.execute(self.statements.claim, Claim.of(key, "")._asdict())
             session.rollback()
             with self.plain_transaction(durable=True) as session:
-                kept = session.execute(self.statements.forget, {"id": row_id("", key)}).changed
+                remaining = session.execute(self.statements.forget, {"id": row_id("", key)}).changed
         except engine.error as error:
             session.rollback()
             if is_transient(error):
@@ -266,7 +266,7 @@ class Database:
             ) from error
         finally:
             engine.release_connections()
-        if kept:
+        if remaining:
             raise SettingsError(
                 f"{OPTION}: the database {engine.name} does not roll back: use a "
                 "connection without autocommit, and tables of a transactional storage engine"

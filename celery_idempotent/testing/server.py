@@ -80,8 +80,8 @@ class RedisServer:
         """
         if kind != "any":
             raise ValueError(f'kind is "any", not {kind!r}')
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
         return cls(config={"bind": "127.0.0.1", "port": str(port), **(config or {})})
 
     def _start(self, config: Mapping[str, str]) -> str:

@@ -433,8 +433,8 @@ def _report_stored(grant: Grant, settlement: Settlement) -> IdempotencyError | N
         gets = "this error" if payload.format else "ResultNotStoredError"
         call.report(table.FAILED, error=settlement.error, outcome=gets)
     else:
-        kept = "its result is stored" if payload.format else "its result is not kept"
-        report(table.COMPLETED, call, grant.execution, end=kept)
+        end = "its result is stored" if payload.format else "its result is not kept"
+        report(table.COMPLETED, call, grant.execution, end=end)
     return error
 
 

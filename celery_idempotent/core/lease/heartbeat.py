@@ -275,13 +275,13 @@ class ThreadRenewer(Renewer):
                 if due == FOREVER:
                     return False
 
-    def _expect(self, at: float) -> None:
-        """Notes that the thread should be done by `at` (seconds of `lease_now`).
+    def _expect(self, ends_at: float) -> None:
+        """Notes that the thread should be done by `ends_at` (seconds of `lease_now`).
 
         A third of the shortest lease later, `_check_thread` replaces it.
         """
-        self._expected_by = at + max(self.shortest / 3, LEAST_DELAY)
-        self.expires_at = at + self.shortest * 2 / 3
+        self._expected_by = ends_at + max(self.shortest / 3, LEAST_DELAY)
+        self.expires_at = ends_at + self.shortest * 2 / 3
         renewers = self._heartbeat.renewers()
         self._heartbeat.on_expected(min((each.expires_at for each in renewers), default=FOREVER))
 
