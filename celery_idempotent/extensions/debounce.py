@@ -47,9 +47,10 @@ class Debounce(Option):
     @classmethod
     def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
         """Returns the quiet time and the longest wait, and gives the message its ETA."""
-        quiet, own = settings.debounce or 0.0, delay_of(publication.options)
+        # `delay`: until the ETA that the caller has set, before which the message must not run.
+        quiet, delay = settings.debounce or 0.0, delay_of(publication.options)
         most = settings.debounce_max_wait or quiet * MAX_QUIET_TIMES
-        if own < quiet:
+        if delay < quiet:
             publication.options.update(eta=None, countdown=quiet)
-        quiet, most = max(own, quiet), max(own, most)
+        quiet, most = max(delay, quiet), max(delay, most)
         return {"quiet_ms": round(quiet * 1000), "max_wait_ms": round(most * 1000)}

@@ -181,6 +181,8 @@ class Repeats:
     """
 
     def __init__(self) -> None:
+        #: For each cause: when its last line was written (seconds of `monotonic`), and how many
+        #: lines were left out since.
         self._logged: dict[Hashable, tuple[float, int]] = {}
 
     def left_out(self, cause: Hashable) -> int | None:

@@ -186,12 +186,14 @@ class IdempotentRequest(Request):
             return False
         record = store.record(key, stored.raw)
         if record.state.finished:
+            # The outcome is that of this message, or was replayed for an earlier copy of it.
             reference = store.reference(self.text_id)
             return record.task_id == self.text_id or bool(reference and reference.replayed)
         if record.task_id != self.text_id:
             return False
         if record.state is State.STARTED:
             return not revoked or record.at_ms > store.now_ms()
+        # The key is reserved. If for a message of a higher generation, this one has begun before.
         return not revoked and record.awaited > generation
 
     def _has_revoked_stamp(self) -> bool:
