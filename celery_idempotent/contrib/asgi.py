@@ -102,6 +102,11 @@ class _BufferedResponse:
             raise RuntimeError(f"the app sent {message['type']!r} where ASGI does not allow it")
 
     async def _release(self, whole: bool) -> None:
+        """Settles the response or its beginning, and sends it; later messages pass through.
+
+        Args:
+            whole: whether the app has sent its whole body.
+        """
         fields = list(self._start.get("headers", ()))
         headers = decoded(fields)
         body = bytes(self._body)

@@ -160,6 +160,11 @@ class _Route(BaseRoute):
         return Captured(response.status_code, headers, None if body is None else bytes(body))
 
     async def _rendered(self, call: _FastApiCall, value: Any) -> Any:
+        """Returns the response that FastAPI makes of the endpoint's `value`, by a second route.
+
+        That route has the response options of the first, and returns `value` instead of calling the
+        endpoint.
+        """
         if isinstance(value, Response):
             return value
         route: APIRoute = call.request.scope["route"]
@@ -172,6 +177,7 @@ class _Route(BaseRoute):
         return await self._await(handler, Request(scope))
 
     async def _error_response(self, call: EndpointCall, error: Exception) -> Any:
+        """Returns the response of the app's handler for `error`; raises `error` if it has none."""
         default = ExceptionMiddleware(self._app).http_exception
         handlers = {HTTPException: default, **call.request.app.exception_handlers}
         kinds: list[Any] = [error.status_code] if isinstance(error, HTTPException) else []

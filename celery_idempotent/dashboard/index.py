@@ -359,6 +359,7 @@ class RecordIndex:
         )
 
     def _row(self, store: RecordStore, view: RecordView) -> tuple[Any, ...]:
+        """Returns the row of a record, in the order of the columns of `_SCHEMA`."""
         key, record = view.key, view.record
         attempt, label, duration = 0, "", None
         if record is not None:

@@ -60,7 +60,8 @@ class Newest(Extension):
         entry, task = TAKES_PLACE, publication.task
         serializer = publication.options.get("serializer") or task.serializer
         if serializer == "pickle":
-            publication.args = [*publication.args]  # a worker cannot replace a tuple
+            # pickle would give the worker a tuple, whose members it could not replace.
+            publication.args = [*publication.args]
         if not publication.is_always_sent:
             arguments, key = (publication.args, publication.kwargs), str(publication.identity.key)
             codec = task.idempotency_configuration.executor.codec
@@ -93,6 +94,7 @@ class Newest(Extension):
         return admission
 
     async def _use_newest(self, steps_body: bytes) -> None:
+        """Replaces the arguments of the call by the newest ones, if the record has any."""
         call, key = self.call, str(self.call.key)
         host: Any = call.host
         try:

@@ -41,6 +41,10 @@ class ForgetFirst(Extension):
         return None
 
     def _forget(self) -> bool:
+        """Forgets the outcome that the message replaces; returns whether it did.
+
+        That is the outcome with the token in the message's headers, in Redis or in the database.
+        """
         host: Any = self.call.host
         forgets = host.headers.forgets
         configuration, key = self.call.sender.idempotency_configuration, self.call.key

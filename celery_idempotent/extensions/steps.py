@@ -75,6 +75,7 @@ class Steps(Extension):
         raise IdempotencyError(f"{self.call.key}: step {name!r} {problem}")
 
     async def _run(self, name: str, func: Callable[[], Any], *, in_transaction: bool) -> Outcome:
+        """Runs a step that has not run yet, and stores its value; an error is not stored."""
         call = self.call
         outcome = await call.runtime.run(func)
         if isinstance(outcome, Failure):

@@ -58,6 +58,7 @@ class AsyncioRuntime:
         return value
 
     async def _drive(self, flow: _Flow) -> Any:
+        """Waits for the end of a flow; runs the function that it requests, if any, in this task."""
         try:
             await _wait_for_any(flow, flow.work)
             if flow.work.done():

@@ -229,6 +229,7 @@ class BaseBatch(TwoPartFlows, Sequence[Entry]):
         await self._begin([*self._calls], NotCompletedError("the batch could not begin"))
 
     async def _complete_many(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
+        """Completes the keys of `values`; returns the errors of those whose value is not stored."""
         if values is None:
             values = dict.fromkeys(self._pending)
         completed = self._take(values)

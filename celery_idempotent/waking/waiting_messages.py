@@ -117,6 +117,7 @@ class WaitingMessages:
         return WaitQueue(store, key, self._listeners[store], self._read_later)
 
     def _add(self, queue: WaitQueue, message: WaitingMessage) -> None:
+        """Adds a message to the queue of its key: `queue`, or an older one for the same key."""
         with self._changed:
             queue = self._queues.setdefault((queue.store, queue.name), queue)
             queue.add(message)

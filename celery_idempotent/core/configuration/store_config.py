@@ -106,6 +106,7 @@ def _redis_backend(app: Celery) -> Any:
 
 
 def _of_backend(backend: Any, transport: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the URL and the options of the Redis of a result backend."""
     given = {name: value for name, value in backend.connparams.items() if value is not None}
     options = {name: value for name, value in given.items() if name not in _NOT_OPTIONS}
     connection_class, db = given.get("connection_class"), given.get("db", 0)

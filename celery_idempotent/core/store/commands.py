@@ -118,6 +118,7 @@ def _settle(
     tail: Tail = _NO_TAIL,
     result: BackendResult | None = None,
 ) -> Command:
+    """Returns the command that ends an execution; lua/settle.lua describes its arguments."""
     trace = current_traceparent() if current_traceparent and letter in "VTE" else ""
     tail = tail._replace(format=payload.format, traceparent=trace)
     name, meta, expires = result or (b"", b"", 0)

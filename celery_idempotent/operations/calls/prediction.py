@@ -74,6 +74,7 @@ def _predict_by_row(key: Key, settings: Settings, outcome: SqlOutcome) -> Predic
 
 
 def _predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
+    """Predicts the case of a call by its record alone, as lua/begin.lua would decide."""
     if view is None:
         return Prediction("run", "runs: there is no record")
     record = view.record

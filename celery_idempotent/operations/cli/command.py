@@ -256,6 +256,14 @@ def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], explicit_key:
 
 
 def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -> list[Target]:
+    """Returns what a name stands for: a key, a task id or a label, which several records may have.
+
+    Args:
+        may_be_absent: whether the task id of a duplicate also stands for a key without a record.
+
+    Raises:
+        click.ClickException: if it stands for nothing.
+    """
     view = find_record(tasks, name)
     if view is not None:
         return [Target(view.key, view)]

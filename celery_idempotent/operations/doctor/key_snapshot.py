@@ -167,6 +167,7 @@ def _call(
 
 
 def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
+    """Returns a sample value of a type that the hint allows; else one of `of_unknown_type`."""
     if hint is None and parameter.default is not Parameter.empty:
         hint = type(parameter.default)
     if hint is bool:

@@ -116,6 +116,7 @@ class ClientTransport(BaseTransport):
             return await _send_together(node, ("ASKING",), call, followup)
 
     async def _send_to_nodes(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """Sends each call to its record's node; returns the replies in the order of `calls`."""
         client = self._batch_clients.get()
         if self.is_async and self._is_cluster(client):
             await result_of(client.initialize(), self.timeout)

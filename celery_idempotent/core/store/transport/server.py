@@ -120,6 +120,7 @@ class _Semaphore:
             await self._wait(timeout)
 
     async def _wait(self, timeout: float) -> None:
+        """Waits for a permit, as long as other calls get replies; see `acquire`."""
         since = monotonic()
         if self._is_async:
             await self._permits.get()
@@ -295,6 +296,7 @@ class _Pool:
         return replies
 
     async def _connect(self) -> Any:
+        """Returns a new connection, after reading the server's time by it."""
         connection = self.pool.connection_class(**self.pool.connection_kwargs)
         await result_of(connection.connect())
         try:
