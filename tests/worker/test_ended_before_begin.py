@@ -100,3 +100,17 @@ def test_one_that_waited_for_its_turn(shop: Shop, ledger: Ledger, order: str) ->
 
     assert running.get(timeout=SOON)["receipt"]
     assert following.get(timeout=SOON)["receipt"]
+
+
+def test_one_that_is_put_back_keeps_its_reservation(shop: Shop, ledger: Ledger, order: str) -> None:
+    """Also if a copy of another message ends without having begun, just before it and after it."""
+    ledger.start(new_burst, order)
+    waiting = None
+    for other in (f"before {order}", f"after {order}"):
+        for task_id in (other, f"copy of {other}"):
+            assert new.apply_async((other,), task_id=task_id).get(timeout=SOON)["receipt"]
+        waiting = waiting or ledger.duplicate(new_burst, order)
+
+    assert new_burst.delay(order).id == waiting.id
+    ledger.release(order)
+    assert waiting.get(timeout=SOON)["receipt"]

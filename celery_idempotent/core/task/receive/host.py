@@ -67,6 +67,8 @@ from celery_idempotent.errors import IdempotencyError
 
 #: The extension of a rerun: a message that forgets an outcome before it begins.
 _RERUN = "celery_idempotent.extensions.rerun:ForgetFirst"
+#: The argument of the Ignore with which a message ends that was put back.
+PUT_BACK = "put back"
 #: The host of the message whose body runs in this context.
 current_host: ContextVar[Any] = ContextVar("idempotent_host", default=None)
 #: The host of the message whose result a script has written into the result backend. `task.backend`
@@ -325,11 +327,11 @@ class TaskHost:
             from celery_idempotent.core.task.publish.put_back import put_back
 
             put_back(self.call, self.request, end, self.headers, self.began_at)
-        elif not isinstance(end, Drop):
-            self._keep_message()
-            raise Reject(end.reason, requeue=False)
-        # The copy that was put back, or dropped, is acknowledged, and its task id gets no state.
-        raise Ignore
+            raise Ignore(PUT_BACK)
+        if isinstance(end, Drop):
+            raise Ignore  # Celery acknowledges the message, and its task id gets no state
+        self._keep_message()
+        raise Reject(end.reason, requeue=False)
 
     def _has_ended(self, answer: Answer, error: BaseException) -> bool:
         """Returns whether an execution of this message has ended the key with `error`, for good."""

@@ -20,7 +20,7 @@ from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Task
-from celery.exceptions import InvalidTaskError
+from celery.exceptions import Ignore, InvalidTaskError, Reject
 from celery.platforms import signals
 from celery.utils.functional import maybe_list
 from celery.worker.request import Request
@@ -45,7 +45,7 @@ from celery_idempotent.core.task.message.message_headers import MessageHeaders, 
 from celery_idempotent.core.task.publish.message_copy import CONTENT_TYPE, was_put_back
 from celery_idempotent.core.task.receive import reservations
 from celery_idempotent.core.task.receive.celery_log import comes_back
-from celery_idempotent.core.task.receive.host import acknowledged, worker_name
+from celery_idempotent.core.task.receive.host import PUT_BACK, acknowledged, worker_name
 from celery_idempotent.errors import IdempotencyError
 
 #: Seconds that Celery may take to kill a pool process after `on_timeout`; until then, its lease
@@ -79,6 +79,9 @@ class IdempotentRequest(Request):
 
     Thus the redelivered message runs at once, and the next call with the key is published at once.
     """
+
+    #: Whether a copy of the message, or the message itself, is in the queue again.
+    _comes_back = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Passes the content type to the pool, which Celery does only for AMQP messages."""
@@ -157,7 +160,7 @@ class IdempotentRequest(Request):
     def give_back_if_unbegun(self) -> None:
         """Ends the reservation of this message if it may have ended without having begun."""
         counters = worker.counters
-        if counters and counters.unbegun_since(self.time_start or 0.0):
+        if not self._comes_back and counters and counters.unbegun_since(self.time_start or 0.0):
             self._give_back()
 
     def _has_begun(self) -> bool:
@@ -212,6 +215,8 @@ class IdempotentRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        if isinstance(error, (Ignore, Reject)):
+            self._comes_back = error.args == (PUT_BACK,) or getattr(error, "requeue", False)
         is_lost = isinstance(error, WorkerLostError)
         ends_child = is_lost or isinstance(error, (Terminated, SystemExit, KeyboardInterrupt))
         if return_ok or not ends_child:
