@@ -49,6 +49,23 @@ def test_the_id_is_the_message_s(offer: Offer, end: str, options: dict[str, Any]
     assert not deliveries.app.backend.client.keys("celery-task-meta-renamed*")
 
 
+def test_an_error_that_frees_the_key_is_that_of_the_message(offer: Offer) -> None:
+    deliveries = offer(rename)
+    message = deliveries.delivered("raises")
+
+    assert deliveries.app.AsyncResult(message.id).state == "FAILURE"
+
+
+def test_a_retry_hides_its_new_arguments(offer: Offer) -> None:
+    def body(self: Any, card: str) -> None:
+        self.retry(args=("secret",), argsrepr="(hidden)", countdown=0)
+
+    deliveries = offer(body)
+    deliveries.delivered("public")
+
+    assert deliveries.received().request_dict["argsrepr"] == "(hidden)"
+
+
 def test_a_handler_that_changes_the_id(offer: Offer) -> None:
     def change(task: Any, **_: Any) -> None:
         task.request.id = "renamed"
@@ -223,3 +240,11 @@ def test_a_header_is_not_the_state_of_a_call(offer: Offer, is_protected: bool) -
             assert deliveries.deliver(message).state == "success"
 
     assert runs == [is_protected] * len(STATE) * (1 if is_protected else 2)
+
+
+@pytest.mark.parametrize("header", ["idempotency_result_ttl", "idempotency_key"])
+def test_an_unusable_header_fails_no_unprotected_task(offer: Offer, header: str) -> None:
+    deliveries = offer(rename, options={"idempotency_enabled": False})
+    deliveries.app.send_task(deliveries.task.name, ("returns",), headers={header: ["unusable"]})
+
+    assert deliveries.deliver(deliveries.received()).state == "success"

@@ -131,8 +131,9 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
     if not any(map(options.get, ("queue", "exchange", "routing_key"))):
         _return_to_queue(signature, request)
     if signature.app.conf.task_protocol == 2:
-        headers = {name: received[name] for name in _HEADERS if name in {*received} - {*options}}
-        headers |= representations(request, signature.args, signature.kwargs, signature.app)
+        copied = {name: received[name] for name in _HEADERS if name in received}
+        copied |= representations(request, signature.args, signature.kwargs, signature.app)
+        headers = {name: copied[name] for name in copied.keys() - options.keys()}
         signature.set(headers={**(signature.options.get("headers") or {}), **headers})
 
 
