@@ -99,6 +99,19 @@ def test_waits_for_the_time_of_one_that_could_not_send(
     assert copy.task.idempotency_record().sending
 
 
+def test_one_that_cannot_send_leaves_it_to_the_next(offer: Offer) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("the broker is away")
+
+    deliveries = offer()
+    message = deliveries.publish("order", link=deliveries.task.si("linked"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deliveries.app.amqp, "send_task_message", refuse)
+        assert deliveries.deliver(message).state == "failure"
+
+    assert deliveries.task.idempotency_record("order").sending
+
+
 def test_a_duplicate_sends_its_own(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()

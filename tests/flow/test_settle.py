@@ -15,6 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from redis import Redis
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record
 from celery_idempotent.core.store.commands import Command
@@ -148,6 +149,30 @@ class TestNobodyHolds:
         with pytest.raises(LeaseLostError):
             slow.delay("1")
         assert slow.delay("1").get() == "taken over"
+
+
+def test_an_execution_that_stops_because_of_its_lease_comes_back(offer: Offer) -> None:
+    """The lease was not extended in time, but later, and no other execution has begun."""
+
+    def body(self: IdempotentTask, order: str) -> str:
+        self.request.id, lease = "renamed", self.idempotency._protection.lease
+        runs.append(order)
+        lease.trusted_until *= len(runs) - 1
+        try:
+            self.idempotency.check()
+        finally:
+            lease.renewed(lease_now())
+        return order
+
+    runs: list[str] = []
+    deliveries = offer(body)
+    message = deliveries.publish("order")
+
+    assert deliveries.deliver(message).state == "ignored"
+    again = deliveries.received()
+    assert again.id == message.id
+    assert deliveries.deliver(again).state == "success"
+    assert len(runs) == 2
 
 
 def at_settle(task: IdempotentTask, action: Callable[[], Any], nth: int = 1) -> list[None]:
@@ -328,3 +353,15 @@ def test_a_rerun_without_store_stays_a_rerun(offer: Offer, monkeypatch: pytest.M
         assert deliveries.deliver(deliveries.received()).state == "ignored"
 
     assert deliveries.deliver(deliveries.received()).state == "success"
+
+
+def test_a_retry_keeps_the_key_from_publishers_though_its_body_has_returned(offer: Offer) -> None:
+    def body(self: IdempotentTask, order: str) -> str:
+        self.retry(throw=False, countdown=60)
+        return order
+
+    deliveries = offer(body, options={"idempotency_dedupe_publish": True})
+    message = deliveries.delivered("1")
+
+    assert deliveries.app.AsyncResult(message.id).state == "SUCCESS"
+    assert deliveries.task.delay("1").id == message.id

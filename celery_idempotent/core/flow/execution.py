@@ -88,6 +88,7 @@ class BaseExecution:
         lease = self._protection.lease if self._protection is not None else None
         if lease is None or lease.trusted:
             return
+        lease.stopped = True
         if lease.error is not None:
             raise lease.error
         if lease.lost:

@@ -68,6 +68,8 @@ class Lease:
         self.on_lost = on_lost
         #: Whether the server has refused to extend it; the heartbeat sets it.
         self.lost = False
+        #: Whether a check has stopped the body, which an extension after it does not undo.
+        self.stopped = False
         #: Raised in the body by its next check, if a newer call has taken the key; `on_lost` sets
         #: it.
         self.error: Exception | None = None
@@ -84,8 +86,8 @@ class Lease:
 
     @property
     def trusted(self) -> bool:
-        """Whether no other execution can have begun."""
-        return not self.lost and lease_now() < self.trusted_until
+        """Whether no other execution can have begun, and the body may continue."""
+        return not (self.lost or self.stopped) and lease_now() < self.trusted_until
 
     def renewed(self, sent_at: float) -> None:
         """Records that the server has extended the lease, by a request sent at `sent_at`."""

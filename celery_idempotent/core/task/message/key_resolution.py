@@ -14,7 +14,7 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.message.message_headers import NO_HEADERS, MessageHeaders
-from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.errors import KeyRuleError, SettingsError
 
 
 def resolve_key(
@@ -93,7 +93,7 @@ def resolve_received_key(
     if headers := request.headers:
         try:
             request.headers = message_headers.bind(task, task_id, headers)
-        except KeyRuleError:
+        except (KeyRuleError, SettingsError):
             if enabled:
                 raise
             request.headers = message_headers.without_keys(headers)
