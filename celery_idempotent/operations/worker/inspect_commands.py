@@ -34,6 +34,7 @@ from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.task.receive.request import IdempotentRequest
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations import doctor
 from celery_idempotent.operations.calls import formatting
@@ -61,9 +62,11 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """List the leases that the worker holds, with age, heartbeat health, and stack of the body."""
     calls: dict[RecordStore, list[_ActiveCall]] = defaultdict(list)
     for request in tuple(worker_state.active_requests):
+        if not isinstance(request, IdempotentRequest):
+            continue
         # A call without a key, or whose key cannot be derived, has no lease.
-        with contextlib.suppress(Exception):
-            if (key := request.identity[0]) is not None:
+        with contextlib.suppress(IdempotencyError):
+            if (key := request.key_and_generation[0]) is not None:
                 store = request.task.idempotency_configuration.executor.store
                 calls[store].append(_ActiveCall(request, key))
     try:
