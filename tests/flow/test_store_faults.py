@@ -48,7 +48,6 @@ def test_begin_is_resent_before_the_body(task: Make, proxy: Proxy, sent: list[st
     assert sent == ["begun", "completed"]
 
 
-@pytest.mark.exhaustive
 def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -> None:
     runs: list[bool] = []
     made = task_with_late_reply(task, proxy, runs)

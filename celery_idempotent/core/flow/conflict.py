@@ -165,7 +165,7 @@ def held(call: Call, record: Record) -> ConflictError:
     """Returns the error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
     if record.task_id == call.task_id:
-        return error(f"{call.key} is held by another message of this task{where}", record)
+        return error(f"{call.key} is held by another copy of this message{where}", record)
     return error(f"{call.key} is held by task {record.task_id}{where}", record)
 
 

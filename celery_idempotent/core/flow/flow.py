@@ -302,8 +302,8 @@ async def settle(grant: Grant, outcome: Outcome) -> End:
                 outcome.value, call.settings, call.codec.values, key=str(call.key)
             )
         return Answer(outcome)
-    stopped = isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError)
-    if stopped and lease is not None and not lease.trusted:
+    expired = lease is not None and not lease.trusted
+    if expired and isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError):
         return await _abort(grant, outcome)
     settlement = await settlement_of(grant, outcome)
     for extension in call.extensions:
@@ -448,10 +448,13 @@ async def _release(grant: Grant, settlement: Release) -> End:
         return Answer(outcome)
     if reply.case == "ok":
         hold = settlement.hold
+        free = (
+            "keeps its steps for a call with the same arguments" if grant.steps_body else "is free"
+        )
         call.report(
             table.RELEASED,
             end=f"ran and raised {type(error).__name__}" if error else "ran",
-            key_is=f"stays reserved for its retry for {hold:.1f} s" if hold else "is free",
+            key_is=f"stays reserved for its retry for {hold:.1f} s" if hold else free,
             error=error,
             reserved_seconds=hold or None,
         )
@@ -464,19 +467,17 @@ async def _release(grant: Grant, settlement: Release) -> End:
     return await _resolve_lost_lease(grant, reply, outcome)
 
 
-async def _abort(grant: Grant, outcome: Outcome) -> End:
+async def _abort(grant: Grant, outcome: Failure) -> End:
     """Ends a call whose body has raised LeaseLostError, because its lease is lost or has expired.
 
     If no other execution has taken over, the key is released, and the call put back.
     """
     grant.call.end_extensions()
-    try:
+    with contextlib.suppress(StoreUnavailableError):
         reply = await grant.release()
-    except StoreUnavailableError:
-        return _put_back_lost(grant.call)
-    if reply.case == "ok":
-        return _put_back_lost(grant.call)
-    return await _resolve_lost_lease(grant, reply, outcome)
+        if reply.case != "ok":
+            return await _resolve_lost_lease(grant, reply, outcome)
+    return conflict.put_back(grant.call, outcome.error)
 
 
 async def _resolve_lost_lease(grant: Grant, reply: Reply, outcome: Outcome) -> End:
@@ -501,9 +502,5 @@ async def _resolve_lost_lease(grant: Grant, reply: Reply, outcome: Outcome) -> E
         # task still runs, or the offload storage does not reply.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)
-    return _put_back_lost(call)
-
-
-def _put_back_lost(call: Call) -> PutBack:
-    lost = LeaseLostError(f"{call.key}: another execution may run")
+    lost = LeaseLostError(f"{call.key}: another execution has taken over")
     return conflict.put_back(call, lost)

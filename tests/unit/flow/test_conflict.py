@@ -53,7 +53,7 @@ def test_the_policies_are_those_of_the_option() -> None:
 def test_a_copy_is_not_held_by_itself() -> None:
     call: Any = SimpleNamespace(key="shop.charge:digest", task_id="1")
 
-    for holder, text in (("2", "task 2"), ("1", "another message of this task")):
+    for holder, text in (("2", "task 2"), ("1", "another copy of this message")):
         record = Record(State.STARTED, call.key, "shop.charge", holder, "w/1", 1, 1)
         assert str(held(call, record)) == f"shop.charge:digest is held by {text} on w/1"
 
