@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu.exceptions import OperationalError
 from redis import Redis
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
@@ -20,7 +21,7 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.core.task.publish import kept_message
+from celery_idempotent.core.task.publish import kept_message, put_back
 from celery_idempotent.testing import IsolatedRecords
 from tests.flow.deliveries import Make, Offer, begin_elsewhere, record_of
 from tests.servers.redis_server import RedisServer
@@ -47,7 +48,7 @@ def wait_for_loss(task: IdempotentTask) -> None:
     pytest.fail("the heartbeat has not noticed")
 
 
-def fail(task: IdempotentTask) -> None:
+def fail(task: IdempotentTask, *_: str) -> None:
     raise ValueError("its own")
 
 
@@ -365,3 +366,16 @@ def test_a_retry_keeps_the_key_from_publishers_though_its_body_has_returned(offe
 
     assert deliveries.app.AsyncResult(message.id).state == "SUCCESS"
     assert deliveries.task.delay("1").id == message.id
+
+
+def test_a_message_that_cannot_be_put_back_is_requeued(offer: Offer, monkeypatch: Any) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("the broker is away")
+
+    deliveries = offer(fail)
+    message = deliveries.publish("1")
+    begin_elsewhere(deliveries.task, "1")
+    monkeypatch.setattr(put_back, "REQUEUE_PAUSE", 0.01)
+    monkeypatch.setattr(deliveries.app.amqp, "send_task_message", refuse)
+
+    assert deliveries.deliver(message).state == "requeued"

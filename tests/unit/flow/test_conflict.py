@@ -58,8 +58,14 @@ def test_a_copy_is_not_held_by_itself() -> None:
         assert str(held(call, record)) == f"shop.charge:digest is held by {text} on w/1"
 
 
-def test_not_much_after_the_store_however_long_the_lease() -> None:
-    settings = Settings(lease=7200.0)
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        (Settings(lease=7200.0), 30),  # not much after the store is there again
+        (Settings(lease=60.0, result_ttl=4.0), 2),  # while the outcome is kept
+    ],
+)
+def test_not_for_long_without_a_store(settings: Settings, longest: float) -> None:
     key = Key("shop.charge", "digest")
     data = CallData(None, key, settings, "1", "here/1", 1.0, put_back_count=20)
     nothing: Any = None
@@ -71,4 +77,4 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
     end = flow.without_store(call, StoreUnavailableError("away"))
 
     assert isinstance(end, PutBack)
-    assert 0.75 * 30 <= end.seconds <= 30
+    assert 0.75 * min(longest, 30) <= end.seconds <= longest
