@@ -475,11 +475,12 @@ def check_value(option: str, value: Any, where: str) -> Any:
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), (lambda _: True, ""))
-    if not is_valid(value):
+    validator = _VALIDATORS.get(option.removeprefix(PREFIX), (lambda _: True, ""))
+    if not validator[0](value):
+        from celery_idempotent.unknown_option import wrong_value
+
         is_secret = option.removeprefix(PREFIX) in _SECRET
-        shown = type(value).__name__ if is_secret else _describe(value)
-        raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
+        raise wrong_value(f"{where}: {option}", value, *validator, is_secret=is_secret)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -499,11 +500,4 @@ def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIO
         ):
             from celery_idempotent.unknown_option import unknown_option
 
-            raise unknown_option(name, where, known)
-
-
-def _describe(value: Any) -> str:
-    """Returns a value for an error message; never a URL, which may hold a password."""
-    is_short_text = isinstance(value, str) and "://" not in value and len(value) <= 40
-    is_shown = value is None or isinstance(value, (int, float)) or is_short_text
-    return repr(value) if is_shown else type(value).__name__
+            raise unknown_option(name, where, known, APP_OPTIONS)

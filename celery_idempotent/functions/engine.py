@@ -27,7 +27,7 @@ from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.flow.thread import Executor, run_flow
 from celery_idempotent.core.flow.values import restored
-from celery_idempotent.core.key import KEY_OPTION, Key, fingerprint_of
+from celery_idempotent.core.key import KEY_OPTION, KINDS, Key, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.rule import TASK_ID, KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
@@ -353,7 +353,7 @@ class Idempotency:
         except Exception:
             return KeyRuleError(
                 f"{self.name}: a key of a batch is a {type(key).__qualname__}, which cannot be "
-                "hashed; it must be text, a number, a UUID or a tuple of these"
+                f"hashed; it must be {KINDS}"
             )
         try:
             return direct_call(self, self.key_of(key, fingerprint), self.settings)
@@ -369,7 +369,7 @@ class Idempotency:
         """Returns the key that :meth:`execution` and :meth:`begin_many` derive from `key`.
 
         Args:
-            key: text, a number, a UUID, or a list or tuple of these.
+            key: text, an integer, a UUID, or a list or tuple of these.
             fingerprint: a value that must be equal whenever `key` is equal, such as a request body.
 
         Raises:
@@ -389,7 +389,7 @@ class Idempotency:
             # A type of the application raised it; the message may quote the key.
             raise KeyRuleError(
                 f"{self.name}: a key of type {type(key).__qualname__} raised "
-                f"{type(error).__name__}; it must be text, a number, a UUID or a tuple of these"
+                f"{type(error).__name__}; it must be {KINDS}"
             ) from None
         if fingerprint is None:
             return derived

@@ -191,7 +191,7 @@ class TestExplain:
         shop.add_task(ship, "shop.ship", key=rule)
         shop.add_task(ship, "shop.load", key="{order[tenant]}")
         for task, where in (
-            ("shop.ship", "idempotency_key raised KeyError; it must return a key"),
+            ("shop.ship", "idempotency_key raised KeyError; it gets the arguments"),
             ("shop.load", "cannot fill {order[tenant]}: KeyError ('order' is of type dict)"),
         ):
             for command in ("explain", "show"):

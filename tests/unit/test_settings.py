@@ -131,6 +131,24 @@ def test_the_error_of_a_value_is_one_line_that_names_the_option(option: str, val
     assert "not " in sentence
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ((ValueError, KeyboardInterrupt), "one with KeyboardInterrupt"),
+        ((ValueError, "KeyError"), "one with 'KeyError'"),
+        (ValueError, "ValueError; write (ValueError,)"),
+        (SystemExit, "SystemExit"),
+    ],
+)
+def test_the_error_of_replay_errors_names_the_class(value: Any, shown: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build({"idempotency_replay_errors": value}, "shop.charge")
+
+    expected = "a tuple of subclasses of Exception"
+    prefix = f"shop.charge: idempotency_replay_errors must be {expected}, not "
+    assert str(caught.value) == prefix + shown
+
+
 def test_publishes_of_a_burst_are_deduplicated_by_default() -> None:
     assert build({"idempotency_until": "started"}, "t").deduplicates
     assert not build({"idempotency_until": "finished"}, "t").deduplicates
@@ -181,6 +199,16 @@ def test_the_error_of_an_unknown_option_suggests_the_one_meant(name: str, sugges
 
     meant = suggestion and f"; did you mean {suggestion}?"
     assert str(caught.value) == f"the Celery configuration: there is no option {name}{meant}"
+
+
+def test_the_error_of_a_task_with_an_option_of_the_app_says_so() -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_names(["idempotency_redeliver_after"], "shop.charge")
+
+    assert str(caught.value) == (
+        "shop.charge: idempotency_redeliver_after is an option of the app, not of a task; set it "
+        "in the app's configuration"
+    )
 
 
 def test_every_meaning_is_an_option() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 from celery import Celery, Task
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import ImproperlyConfigured, TaskPredicate
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings as definitions
@@ -251,10 +251,12 @@ def resolve(
         accept: content types that are accepted when results are read.
 
     Raises:
-        SettingsError: if one of them is unavailable, or the serializer's content type is not
-            accepted.
+        SettingsError: if one of them is unavailable or has no effect, or the serializer's content
+            type is not accepted.
     """
     check_location(settings)
+    if idle := [e.__name__ for e in settings.replay_errors if issubclass(e, TaskPredicate)]:
+        raise SettingsError(f"{where}: {PREFIX}replay_errors has no effect on {idle[0]}; remove it")
     serializer = settings.serializer or default
     if serializer not in registry.name_to_type:
         raise SettingsError(

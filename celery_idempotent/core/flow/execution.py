@@ -149,11 +149,10 @@ class Execution(BaseExecution):
             raise TransactionError(
                 f"step {name!r}: the body has no transaction; set idempotency_transaction"
             )
+        work = _work_of(name, func, *args, **kwargs)
         if self._protection is None:
-            value: T = self._returned_by(name, func(*args, **kwargs))
-            return value
+            return self._returned_by(name, work())  # type: ignore[no-any-return]
         self.check()
-        work = partial(func, *args, **kwargs)
         outcome = self._protection.step(name, work, in_transaction=transaction)
         return outcome.get()  # type: ignore[no-any-return]
 
@@ -171,12 +170,27 @@ class AsyncExecution(BaseExecution):
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Execution.step`, without `transaction`; an awaitable result is awaited."""
+        work = _work_of(name, func, *args, **kwargs)
         if self._protection is None:
-            value = func(*args, **kwargs)
+            value = work()
             return self._returned_by(name, await value if inspect.isawaitable(value) else value)
         self.check()
-        outcome = await self._protection.step(name, partial(func, *args, **kwargs))
+        outcome = await self._protection.step(name, work)
         return outcome.get()
+
+
+def _work_of(name: str, func: Any, /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """Returns the call of `func`, the function of a step.
+
+    Raises:
+        TypeError: if the name is not text, or `func` cannot be called.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a step must be text, not {type(name).__name__}")
+    if not callable(func):
+        usage = f"pass the function and its arguments, step({name!r}, f, x), not the value of f(x)"
+        raise TypeError(f"step {name!r}: {usage}")
+    return partial(func, *args, **kwargs)
 
 
 def unprotected(key: str = "") -> Execution:

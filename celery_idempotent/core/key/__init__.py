@@ -131,6 +131,8 @@ def _quoted(task: str) -> str:
     return quote(task, safe="")
 
 
+#: In errors: what a key that a caller passes, or a key rule returns, can be.
+KINDS = "text, an integer, a UUID or a tuple of these"
 #: Maximum characters in the key of a message, over all parts of a tuple.
 MAX_LENGTH = 255
 
@@ -152,10 +154,7 @@ def message_form(task: str, value: Any) -> str | list[str]:
         )
     parts = [_part(part) for part in (value if isinstance(value, (list, tuple)) else [value])]
     if not parts or not all(parts):
-        raise KeyRuleError(
-            f"{task}: {KEY_OPTION} must be non-empty text, an integer, a UUID, a tuple or list "
-            "of these, or False"
-        )
+        raise KeyRuleError(f"{task}: {KEY_OPTION} must be non-empty {KINDS}, or False")
     length = sum(map(len, parts))
     if length > MAX_LENGTH:
         raise KeyRuleError(

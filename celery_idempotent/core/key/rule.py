@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from typing import Any, Final, NamedTuple
 
-from celery_idempotent.core.key import KEY_OPTION, Key, as_text, fingerprint_of
+from celery_idempotent.core.key import KEY_OPTION, KINDS, Key, as_text, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.parameters import Argument, Parameters
 from celery_idempotent.core.printable import did_you_mean
@@ -21,8 +21,7 @@ class _TaskId:
 #: With this rule, only copies of one message are duplicates, as periodic tasks need.
 TASK_ID: Final = _TaskId()
 
-#: In errors: what an explicit key, or the value of a key rule, can be.
-_KINDS = "it must be text, a number, a UUID or a tuple of these"
+_MUST = f"it must be {KINDS}"
 
 #: Returns args and kwargs as the task's serializer passes them to the worker.
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
@@ -250,8 +249,8 @@ class KeyRule:
                 except Exception as error:
                     # Only its type is shown, since its message may quote an argument.
                     raise KeyRuleError(
-                        f"{self.task}: {KEY_OPTION} raised {type(error).__name__}; it must return "
-                        "a key for every call that does not pass its own"
+                        f"{self.task}: {KEY_OPTION} raised {type(error).__name__}; it gets the "
+                        "arguments, not a task's self, and must return a key for calls without one"
                     ) from error
                 return b"key" + self._encode_value(value, f"the value returned by {KEY_OPTION}")
 
@@ -295,19 +294,19 @@ class KeyRule:
         if isinstance(value, (list, tuple)):
             value = [as_text(part) for part in value]
             if any(part is None for part in value):
-                raise KeyRuleError(f"{self.task}: {KEY_OPTION} contains None; {_KINDS}")
-        return b"explicit" + self._encode_value(value, KEY_OPTION)
+                raise KeyRuleError(f"{self.task}: key contains None; {_MUST}")
+        return b"explicit" + self._encode_value(value, "key")
 
     def _encode_value(self, value: Any, name: str) -> bytes:
         """Encodes a key given as a value: an integer or a UUID is the same as its text."""
         if value is None or isinstance(value, bool):
-            raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {_KINDS}")
+            raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {_MUST}")
         if hasattr(value, "__len__") and not value:
-            raise KeyRuleError(f"{self.task}: {name} is empty, which is not a key; {_KINDS}")
+            raise KeyRuleError(f"{self.task}: {name} is empty, which is not a key; {_MUST}")
         try:
             return canonical(as_text(value))
         except NotCanonicalError as error:
-            raise KeyRuleError(f"{self.task}: {name} {error}; {_KINDS}") from None
+            raise KeyRuleError(f"{self.task}: {name} {error}; {_MUST}") from None
 
     def _refuse(self, name: str, error: NotCanonicalError) -> bytes:
         raise KeyRuleError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import Ignore, ImproperlyConfigured, Reject, Retry
 from kombu import serialization
 
 from celery_idempotent import TASK_ID, IdempotentTask
@@ -95,6 +95,9 @@ class TestInvalidOptions:
                 "cannot end a call with idempotency_transaction",
             ),
             ({"lease": "60"}, "shop.charge: idempotency_lease must be seconds or a timedelta"),
+            ({"replay_errors": (OSError, Retry)}, "has no effect on Retry; remove it"),
+            ({"replay_errors": [type("Skip", (Ignore,), {})]}, "has no effect on Skip; remove it"),
+            ({"replay_errors": (Reject,)}, "replay_errors has no effect on Reject; remove it"),
             ({"max_attempts": 0}, "shop.charge: idempotency_max_attempts must be a whole number"),
             ({"redis_url": "http://:secret@x"}, "idempotency_redis_url has the scheme 'http'; it"),
             ({"serializer": "jason"}, "idempotency_serializer: kombu has no serializer 'jason'"),

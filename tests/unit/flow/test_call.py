@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.flow.call import Call, Grant
-from celery_idempotent.core.flow.execution import Execution
+from celery_idempotent.core.flow.execution import AsyncExecution, Execution
 from celery_idempotent.core.flow.host import CallData
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
@@ -63,6 +64,28 @@ def test_an_execution_is_shown_without_its_inner_parts() -> None:
     shown = repr(granted(Heartbeat()).execution)
 
     assert shown == "Execution(key='shop.charge:digest', token=1, attempt=1)"
+
+
+@pytest.mark.parametrize("kind", [Execution, AsyncExecution])
+@pytest.mark.parametrize("protection", [granted(Heartbeat()), None], ids=["protected", "plain"])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ("a", 5),
+            "step 'a': pass the function and its arguments, step('a', f, x), not the value of f(x)",
+        ),
+        ((5, pytest.fail), "the name of a step must be text, not int"),
+        ((None, 5), "the name of a step must be text, not NoneType"),
+    ],
+)
+def test_a_step_without_a_function_or_a_name_is_refused(
+    kind: Any, protection: Any, args: Any, message: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        asyncio.run(kind("k", _protection=protection).step(*args))
+
+    assert str(caught.value) == message
 
 
 def first_steps_of_threads(grant: Grant) -> list[Any]:

@@ -147,7 +147,7 @@ INVALID = [
 ]
 
 
-_WRONG = "must be non-empty text, an integer, a UUID, a tuple or list of these, or False"
+_WRONG = "must be non-empty text, an integer, a UUID or a tuple of these, or False"
 _LONG = "has 300 characters, and 255 are allowed: pass a digest of it"
 
 

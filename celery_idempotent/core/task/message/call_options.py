@@ -50,7 +50,7 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     for name in (*named_like_options(options), *_UNPREFIXED.intersection(options)):
         if name in known:
             continue
-        hint = ""
+        hint = ": a retry keeps the key of its call"
         if name in OPTIONS and name not in CALL_OPTIONS:
             hint = "; it is an option of tasks, set it on the task"
         elif known:
