@@ -211,7 +211,7 @@ def test_survives_a_requeue(ledger: Ledger, order: str) -> None:
     ledger.release(order)
 
     assert duplicate.get(timeout=SOON) == "found one"
-    assert failing.state == "FAILURE"
+    eventually(lambda: failing.state == "FAILURE", "the first one has failed")
     assert retention(flaky, order, 1) == pytest.approx(TTL, abs=1)
 
 
