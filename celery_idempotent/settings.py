@@ -129,8 +129,7 @@ def _option(
             each value that has one.
         properties: ``scope``: ``task`` for tasks only, ``function`` for functions only, ``engine``
             if no single function can set it. ``since``: the first version that has it. ``mark``:
-            the prefix of the format name of payloads that the option changes, such as by
-            encryption.
+            the prefix of the format name of payloads that the option changes.
     """
     paths = {None: extension} if isinstance(extension, str) else extension or {}
     metadata = {"validator": (is_valid, expected), "extensions": paths, **properties}

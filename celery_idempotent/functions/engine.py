@@ -203,8 +203,8 @@ class Idempotency:
                 f"share its outcomes; use {first} in the key, or pass a function as the key"
             )
         labels = None if label is None else Label(rule, label)
-        # A codec of its own: creating that of the executor may read secrets, such as encryption
-        # keys, which is too early when a module is imported.
+        # A codec of its own: creating that of the executor may read secrets, which is too early
+        # when a module is imported.
         values = ValueCodec(self.app, self._accept)
 
         def as_stored(value: Any) -> Any:

@@ -384,7 +384,7 @@ def executor_of(app: Celery, settings: Settings) -> Executor:
         config = store_config_of(app, settings)
         identity = config, [getattr(settings, name) for name in definitions.MARKS]
         with _executors_lock:
-            # Not a dictionary, because options such as encryption keys may not be hashable.
+            # Not a dictionary, because the values of some options may not be hashable.
             executors: list[tuple[tuple[StoreConfig, Any], Executor]]
             executors = vars(app).setdefault("_idempotency_executors", [])
             for other_identity, executor in executors:
@@ -405,8 +405,7 @@ def _decoder(
 ) -> Callable[[Record], Any]:
     """Returns a function that decodes a record by `method` of its task's codec, else of `codec`.
 
-    One scan reads the records of several tasks, which may have different encryption keys and
-    offload storages.
+    One scan reads the records of several tasks, whose options may change payloads differently.
     """
 
     def decode(record: Record) -> Any:

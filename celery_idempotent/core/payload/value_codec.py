@@ -1,4 +1,4 @@
-"""Serializes and restores values, without encryption and offload.
+"""Serializes and restores values, without what options add to a payload.
 
 With JSON, a tuple becomes a list, and ``{1: 2}`` becomes ``{"1": 2}``. The first caller of a
 function also gets the restored value, so that all callers get an equal one.

@@ -170,8 +170,7 @@ def utc(seconds: float) -> datetime:
 OFFLOADED = "@"
 
 #: What a payload can be: the outcome of a record, the outbox in a row, a kept message, or the
-#: newest arguments of a message. The name is shown in errors and is part of what encryption
-#: authenticates.
+#: newest arguments of a message. The name is shown in errors, and a payload may be bound to it.
 RESULT, ERROR, OUTBOX, MESSAGE = "result", "error", "outbox", "message"
 ARGUMENTS = "arguments"
 
