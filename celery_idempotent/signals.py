@@ -24,7 +24,7 @@ taken_over = table.TAKEN_OVER.signal
 #: A key is completed, even if no result is kept. ``token``, ``attempt``.
 completed = table.COMPLETED.signal
 
-#: An error ends the key (``idempotency_replay_errors``). ``token``, ``attempt``, ``error`` (the
+#: An error ends the key (option ``replay_errors``). ``token``, ``attempt``, ``error`` (the
 #: exception).
 failed = table.FAILED.signal
 
