@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 #: so many files, and those of core/. These numbers may fall, and not rise: who adds takes away, or
 #: puts it where a task loads it if its options need it. What is worth more lines than this raises
 #: the number in a commit with the reason.
-LOADED_LINES, LOADED_FILES, CORE_LINES = 5_887, 57, 8_217
+LOADED_LINES, LOADED_FILES, CORE_LINES = 5_885, 57, 8_215
 
 _LOAD_A_TASK = """
 from celery import Celery

@@ -352,9 +352,7 @@ def begin_command(call: Call) -> Command:
     )
 
 
-def release_command(
-    call: Call, token: int, settlement: Release = FREE, kept_ms: int = 0
-) -> Command:
+def release_command(call: Call, token: int, settlement: Release, kept_ms: int = 0) -> Command:
     """Returns the command that gives the key back, for the execution of `call` with `token`.
 
     Args:

@@ -198,7 +198,7 @@ class ThreadRenewer(Renewer):
         self._starting: threading.Thread | None = None
         #: The thread waits for an item of this queue, or until `wakes_at`; any item wakes it.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        #: When the thread, which waits, will look for due leases (seconds of `lease_now`).
+        #: When the thread, which waits, will check for due leases (seconds of `lease_now`).
         self.wakes_at = FOREVER
         #: When the thread should have ended its current wait or request, and when the first lease
         #: expires if it has not (seconds of `lease_now`). `_expect` sets both.
@@ -315,7 +315,7 @@ class Heartbeat(Renewers[ThreadRenewer]):
         self.on_replaced: Callable[[], object] = lambda: None
         #: Called with the time (seconds of `lease_now`) at which a lease expires unless its
         #: thread goes on; infinite without leases. `SharedCounters` sets it in a pool process, so
-        #: that the worker's main process can see a frozen one.
+        #: that the worker's main process can find a frozen one.
         self.on_expected: Callable[[float], object] = lambda _: None
         #: Called with the leases of a thread, and the stack of their body, after each request.
         #: `SharedCounters` sets it in a pool process; elsewhere it is None, and the stack is only

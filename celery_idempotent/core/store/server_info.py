@@ -81,7 +81,7 @@ def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:
     """Returns `stores` without those that hold the records of an earlier one."""
     stores = list(dict.fromkeys(stores))
     if len(stores) < 2:
-        return stores  # without asking for their location, since a cluster's would connect
+        return stores  # without reading their location, since a cluster's would connect
     by_location: dict[Hashable, RecordStore] = {}
     for store in stores:
         by_location.setdefault(location(store), store)

@@ -192,7 +192,7 @@ class ClientTransport(BaseTransport):
     async def ping(self, node: str = "") -> None:
         """See `ServerTransport`; a node that the cluster no longer has passes the check.
 
-        The breaker then closes, and the next command makes the client look for the new node.
+        The breaker then closes, and the next command makes the client search for the new node.
         """
         with of_client(self.config):
             client, target = self._clients.get(), {}

@@ -1,6 +1,6 @@
 """A message of an idempotent task in the worker's main process.
 
-There Celery receives messages, sends them to the pool, and learns how they end. This class of
+There Celery receives messages, sends them to the pool, and receives their ends. This class of
 requests does what a dead or discarded message can no longer do itself: it ends leases and
 reservations.
 """
